@@ -1,0 +1,34 @@
+# make run    set up, then learn the embedded default stream with three methods and compare them
+# make test   set up, then check format, lint, types, and run all tests
+# make setup  set up only: a virtual environment in .venv
+# make format put the code in the house format
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: run test setup format clean
+
+run: setup
+	@$(BIN)/classgrad run --method cgp,gpm,finetune
+
+test: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+setup: .venv/.ready
+
+# Made again only when what is to be installed has changed.
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 setup")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

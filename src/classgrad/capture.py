@@ -1,0 +1,130 @@
+"""The inputs that reach each layer of any model, as the rows its weight matrix multiplies.
+
+A site is a weight matrix W (o x d) with the rows x it is applied to: y = W x. A Linear layer or a
+convolution is one site; a convolution in g groups is g sites, because each group sees its own
+channels.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from classgrad.errors import UserError
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One weight matrix of a model: rows `start` to `stop` of a layer's weight."""
+
+    name: str
+    layer: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+    group: int
+    start: int
+    stop: int
+    dimension: int
+
+    @property
+    def weight(self) -> Tensor:
+        """Return the parameter this site is a part of."""
+        return self.layer.weight
+
+    def matrix(self, tensor: Tensor) -> Tensor:
+        """View the part of a weight-shaped tensor that belongs to this site as (o x d)."""
+        return tensor[self.start : self.stop].reshape(self.stop - self.start, self.dimension)
+
+    def share(self, x: Tensor) -> Tensor:
+        """Return the channels of an input of the layer that this site sees."""
+        if isinstance(self.layer, nn.Linear) or self.layer.groups == 1:
+            return x
+        width = self.layer.in_channels // self.layer.groups
+        return x[:, self.group * width : (self.group + 1) * width]
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Unfold an input of the layer (n, ...) into the rows W multiplies (n * positions x d)."""
+        if isinstance(self.layer, nn.Linear):
+            return x.reshape(-1, x.shape[-1])
+        return _patches(self.layer, self.share(x))
+
+
+def sites(model: nn.Module) -> dict[str, Site]:
+    """List the trainable weight matrices by dotted name; a group of a convolution as `name[g]`.
+
+    >>> [s.dimension for s in sites(nn.Sequential(nn.Conv2d(3, 8, 5), nn.Linear(7, 2))).values()]
+    [75, 7]
+    """
+    found: dict[str, Site] = {}
+    owners: dict[int, str] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.MultiheadAttention) and any(
+            parameter.requires_grad for parameter in layer.parameters()
+        ):
+            raise UserError(
+                f"layer '{name}' (MultiheadAttention) hides the inputs of its weights: build it from "
+                "nn.Linear layers, or freeze it with requires_grad_(False)"
+            )
+        if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)) or not layer.weight.requires_grad:
+            continue
+        groups = 1 if isinstance(layer, nn.Linear) else layer.groups
+        weight = layer.weight
+        if id(weight) in owners:
+            raise UserError(
+                f"layers '{owners[id(weight)]}' and '{name}' share one weight: use one module twice, "
+                "so that its inputs are seen together"
+            )
+        owners[id(weight)] = name
+        height = weight.shape[0] // groups
+        for group in range(groups):
+            label = name if groups == 1 else f"{name}[{group}]"
+            found[label] = Site(
+                label, layer, group, group * height, (group + 1) * height, weight[0].numel()
+            )
+    return found
+
+
+@contextmanager
+def tap(watched: Iterable[Site]) -> Iterator[dict[nn.Module, list[Tensor]]]:
+    """Record the inputs of the layers of these sites while the block runs.
+
+    Yields a dict, layer -> the inputs of its calls, oldest first; clear it between batches. Inputs
+    are copied when the layer is entered, so a later in-place operation cannot change them. The hooks
+    are gone when the block ends, however it ends.
+    """
+    seen: dict[nn.Module, list[Tensor]] = {}
+
+    def record(layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        x = args[0] if args else kwargs["input"]
+        seen.setdefault(layer, []).append(x.detach().clone())
+
+    layers = {site.layer for site in watched}
+    handles = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _patches(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
+    """Unfold (n, C, *size) into the patches a convolution multiplies, (n * positions, C * kernel)."""
+    kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
+    margins: list[int] = []  # last dimension first, before and after, as functional.pad wants them
+    for axis in reversed(range(len(kernel))):
+        if not isinstance(layer.padding, str):
+            margins += [layer.padding[axis]] * 2
+        else:
+            total = dilation[axis] * (kernel[axis] - 1) if layer.padding == "same" else 0
+            margins += [total // 2, total - total // 2]
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    x = functional.pad(x, margins, mode=mode)
+    for axis in range(len(kernel)):
+        span = dilation[axis] * (kernel[axis] - 1) + 1
+        x = x.unfold(2 + axis, span, stride[axis])[..., :: dilation[axis]]
+    # (n, C, *positions, *kernel) -> (n, *positions, C, *kernel)
+    order = [0, *range(2, 2 + len(kernel)), 1, *range(2 + len(kernel), 2 + 2 * len(kernel))]
+    return x.permute(order).reshape(-1, x.shape[1] * math.prod(kernel))

@@ -1,0 +1,23 @@
+"""The one exception for things a user can put right, and help with misspelt names."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Something given from outside cannot be used; the message is one line and says what to do.
+
+    The command line prints it to standard error and exits with code 2.
+    """
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """Return the error for a name that is not in a table, with the nearest one that is.
+
+    >>> print(unknown("method", "cpg", ["cgp", "gpm"]))
+    unknown method 'cpg': did you mean 'cgp'? Known: cgp, gpm
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f" did you mean '{near[0]}'?" if near else ""
+    return UserError(f"unknown {kind} '{name}':{hint} Known: {', '.join(names)}")

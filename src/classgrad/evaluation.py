@@ -1,0 +1,112 @@
+"""Accuracy on test data: with the task given, and without it by confidence and by prototypes."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from classgrad.networks.network import Network
+from classgrad.tasks import Split, Task, Transform, batches
+
+# With BatchNorm on batch statistics the batches are part of the result: always 64, in a fixed
+# order, one task at a time.
+BATCH = 64
+
+# Images per class behind a prototype: enough for a mean, and a small share of an epoch.
+PROTOTYPE_SAMPLES = 100
+
+
+@dataclass
+class Judge:
+    """What prediction without task identity needs to know of the tasks learnt so far."""
+
+    class_ids: dict[str, int] = field(default_factory=dict)  # one number per class name
+    tasks: list[Tensor] = field(default_factory=list)  # per task: the class id of each output
+    prototypes: list[Tensor] = field(default_factory=list)  # per task: unit class means
+
+    def learn(self, net: Network, task: Task) -> None:
+        """Take in a task that was just learnt."""
+        ids = [self.class_ids.setdefault(n, len(self.class_ids)) for n in task.class_names]
+        self.tasks.append(torch.tensor(ids))
+        self.prototypes.append(class_means(net, task))
+
+
+@dataclass(frozen=True)
+class Score:
+    """Accuracies in per cent on one test set."""
+
+    given: float  # the task is given
+    by_class: list[float]  # the same, for each class of the task (NaN without a test sample)
+    confident: float  # the head with the highest confidence decides
+    nearest: float  # the nearest class prototype decides
+
+
+@torch.no_grad()
+def evaluate(net: Network, judge: Judge, task: Task, test: Split) -> Score:
+    """Score a network on the test set of a task it has learnt."""
+    net.eval()
+    wanted = judge.tasks[task.id][test.labels]
+    given, confident, nearest = [], [], []
+    for index, x in inputs(net, test, task.transform):
+        best = torch.full((2, len(index)), -torch.inf, dtype=x.dtype)
+        choice = torch.zeros(2, len(index), dtype=torch.int64)
+        features = net.embed(x, task.id)
+        for other, ids in enumerate(judge.tasks):
+            if net.task_dependent:
+                features = net.embed(x, other)
+            logits = net.classify(features, other)
+            if other == task.id:
+                given.append(logits.argmax(1) == test.labels[index])
+            sure, output = logits.softmax(1).max(1)
+            close, near = (functional.normalize(features, dim=1) @ judge.prototypes[other].T).max(1)
+            for row, (value, label) in enumerate([(sure, ids[output]), (close, ids[near])]):
+                better = value > best[row]
+                best[row] = torch.where(better, value, best[row])
+                choice[row] = torch.where(better, label, choice[row])
+        confident.append(choice[0] == wanted[index])
+        nearest.append(choice[1] == wanted[index])
+    right = torch.cat(given)
+    by_class = [_percent(right[test.labels == label]) for label in range(task.classes)]
+    return Score(
+        _percent(right), by_class, _percent(torch.cat(confident)), _percent(torch.cat(nearest))
+    )
+
+
+@torch.no_grad()
+def accuracy(net: Network, head: int, task: Task, test: Split) -> float:
+    """Return the accuracy in per cent of one head on the test set of a task."""
+    net.eval()
+    right = [
+        net(x, head).argmax(1) == test.labels[index]
+        for index, x in inputs(net, test, task.transform)
+    ]
+    return _percent(torch.cat(right))
+
+
+@torch.no_grad()
+def class_means(net: Network, task: Task) -> Tensor:
+    """Return the unit mean embedding of each class (classes x embedding), from training data."""
+    net.eval()
+    kept = [
+        (task.train.labels == label).nonzero().flatten()[:PROTOTYPE_SAMPLES]
+        for label in range(task.classes)
+    ]
+    some = torch.cat(kept).sort().values
+    split = Split(task.train.images[some], task.train.labels[some])
+    sums = torch.zeros(task.classes, net.embedding, dtype=next(net.parameters()).dtype)
+    for index, x in inputs(net, split, task.transform):
+        features = functional.normalize(net.embed(x, task.id), dim=1)
+        sums.index_add_(0, split.labels[index], features)
+    return functional.normalize(sums, dim=1)
+
+
+def inputs(net: Network, split: Split, transform: Transform):  # type: ignore[no-untyped-def]
+    """Yield (indices, network inputs) over a split, in order."""
+    dtype = next(net.parameters()).dtype
+    for index in batches(len(split), BATCH):
+        yield index, transform(split.unit_images(index, dtype))
+
+
+def _percent(right: Tensor) -> float:
+    return 100 * float(right.double().mean())

@@ -1,0 +1,127 @@
+"""Subspace kernels on tensors: the linear algebra of GPM (ICLR 2021), CGP (MM 2022), TRGP (ICLR 2022).
+
+A representation matrix C (d x n) has one column per input of a layer. Every decision the papers take
+is a function of C Cᵀ or, when n < d, of the smaller Cᵀ C. Here C is held by its rows (Cᵀ, n x d), as
+layers see them. S is a basis: d x r with orthonormal columns, r = 0 allowed.
+"""
+
+import torch
+from torch import Tensor
+
+# Directions with less than this share of the energy are rounding: float64 eigenvalues of a Gram
+# matrix are exact to about 1e-16 of the largest one.
+NEGLIGIBLE = 1e-14
+
+
+def gram(rows: Tensor) -> Tensor:
+    """Rows (n x d) -> C Cᵀ (d x d, float64)."""
+    rows = rows.double()
+    return rows.T @ rows
+
+
+def residual(rows: Tensor, basis: Tensor) -> Tensor:
+    """Rows (n x d) -> rows of Ĉ = C - S Sᵀ C, what the basis does not hold."""
+    return rows - (rows @ basis) @ basis.T
+
+
+def residual_gram(c_ct: Tensor, basis: Tensor) -> Tensor:
+    """C Cᵀ -> Ĉ Ĉᵀ = (I - S Sᵀ) C Cᵀ (I - S Sᵀ)."""
+    half = residual(c_ct, basis)
+    full = residual(half.T, basis)
+    return (full + full.T) / 2
+
+
+def energy_along(rows: Tensor, basis: Tensor) -> Tensor:
+    """Rows (n x d) -> δ = diag(Sᵀ C Cᵀ S), the energy along each basis vector."""
+    return (rows @ basis).square().sum(0)
+
+
+def energy_along_gram(c_ct: Tensor, basis: Tensor) -> Tensor:
+    """C Cᵀ -> δ = diag(Sᵀ C Cᵀ S)."""
+    return (basis * (c_ct @ basis)).sum(0)
+
+
+def spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (n x d) -> (σ² descending, U): eigenpairs of C Cᵀ with energy above rounding.
+
+    Works on the thin side: for n < d on Cᵀ C (n x n), whose eigenvectors V give U = C V / σ.
+    """
+    count, dimension = rows.shape
+    if count >= dimension:
+        return spectrum_of_gram(gram(rows))
+    rows = rows.double()
+    values, vectors = spectrum_of_gram(rows @ rows.T)
+    directions = rows.T @ vectors / values.sqrt()
+    # Dividing by a small σ magnifies rounding: for σ² at 1e-12 of the largest, columns of U are
+    # orthogonal only to 1e-4. Householder QR restores orthonormality without turning the large ones.
+    return values, orthonormal(directions)
+
+
+def spectrum_of_gram(c_ct: Tensor) -> tuple[Tensor, Tensor]:
+    """Symmetric matrix -> (eigenvalues descending, eigenvectors), those above rounding."""
+    values, vectors = torch.linalg.eigh(c_ct.double())
+    values, vectors = values.flip(0), vectors.flip(1)
+    if not len(values):
+        return values, vectors
+    keep = values > NEGLIGIBLE * values.clamp(min=0).sum()
+    return values[keep], vectors[:, keep]
+
+
+def orthonormal(vectors: Tensor) -> Tensor:
+    """Independent columns -> orthonormal columns, each on the side of the one it came from."""
+    q: Tensor
+    q, r = torch.linalg.qr(vectors)
+    return q * torch.where(r.diagonal() < 0, -1.0, 1.0).to(q)
+
+
+def smallest_rank(energies: Tensor, target: float) -> int:
+    """Energies in order -> min k with energies[:k].sum() >= target; all of them if none suffices.
+
+    >>> smallest_rank(torch.tensor([4.0, 3.0, 2.0, 1.0]), 7.0)
+    2
+    >>> smallest_rank(torch.tensor([4.0, 3.0]), 0.0)
+    0
+    """
+    if target <= 0:
+        return 0
+    enough = (energies.double().cumsum(0) >= target).nonzero()
+    return int(enough[0]) + 1 if len(enough) else len(energies)
+
+
+def extend(basis: Tensor, vectors: Tensor) -> Tensor:
+    """Basis (d x r) and columns (d x m) -> orthonormal basis of both, d x (r + new).
+
+    The first r columns stay as they are. Columns that lie in the span already are dropped. Each
+    column is orthogonalised twice: once leaves errors of the size of rounding / length.
+    """
+    vectors = vectors.double()
+    lengths = vectors.norm(dim=0)
+    for _ in range(2):
+        vectors = vectors - basis @ (basis.T @ vectors)
+    fresh = vectors.norm(dim=0) > 1e-7 * lengths
+    vectors = vectors[:, fresh][:, : basis.shape[0] - basis.shape[1]]
+    if vectors.shape[1] == 0:
+        return basis
+    q, r = torch.linalg.qr(vectors / vectors.norm(dim=0))
+    new = q[:, r.diagonal().abs() > 1e-7]
+    new = new - basis @ (basis.T @ new)
+    return torch.cat([basis, orthonormal(new)], dim=1)
+
+
+def complement(basis: Tensor) -> Tensor:
+    """Basis (d x r) -> orthonormal basis of the orthogonal complement, d x (d - r)."""
+    dimension, rank = basis.shape
+    if rank == 0:
+        return torch.eye(dimension, dtype=basis.dtype)
+    q: Tensor = torch.linalg.qr(basis, mode="complete").Q
+    return q[:, rank:].contiguous()
+
+
+def remove(matrix: Tensor, basis: Tensor) -> Tensor:
+    """Matrix (o x d) -> matrix - (matrix S) Sᵀ, its part outside the basis (CGP, Eq. project2)."""
+    return torch.addmm(matrix, matrix @ basis, basis.T, alpha=-1)
+
+
+def keep(matrix: Tensor, basis: Tensor) -> Tensor:
+    """Matrix (o x d) -> (matrix S) Sᵀ, its part inside the basis."""
+    return (matrix @ basis) @ basis.T

@@ -1,0 +1,1 @@
+"""What methods remember: subspaces, representations, groups of classes."""

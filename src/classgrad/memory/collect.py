@@ -1,0 +1,144 @@
+"""What the layers of a model see of each class, gathered in one pass over a task's data."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from classgrad.capture import Site, tap
+from classgrad.errors import UserError
+from classgrad.memory.representation import Representation
+
+Forward = Callable[[Tensor], Tensor]
+Batches = Iterable[tuple[Tensor, Tensor]]
+
+
+@dataclass
+class ClassInputs:
+    """For one class, by site: the representation, and the mean of the raw inputs (prototype)."""
+
+    count: int = 0
+    representations: dict[str, Representation] = field(default_factory=dict)
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def prototype(self, site: str) -> Tensor:
+        """Return the unit mean of the inputs at a site (Eq. prototype); zero if the mean is."""
+        return nn.functional.normalize(self.sums[site] / self.counts[site], dim=0)
+
+
+@dataclass
+class Collected:
+    """Inputs by class, and the layers with parameters that took part."""
+
+    classes: dict[int, ClassInputs]
+    used: set[nn.Module]
+
+
+def collect(
+    model: nn.Module,
+    forward: Forward,
+    batches: Callable[[], Batches],
+    sites: Mapping[str, Site],
+    samples: Mapping[str, int],
+    *,
+    classes: Iterable[int] | None = None,
+    correct_only: bool = False,
+    pool: bool = False,
+) -> Collected:
+    """Run the model in evaluation mode and keep, per class and site, the first `samples[site]`.
+
+    Whole mixed batches go through the model, because BatchNorm may use their statistics; which
+    samples count is decided afterwards. With `correct_only` only those classified right do (BR-GTL);
+    a class with none of them is taken as it is. With `pool` all samples count as one class, 0.
+    Stops as soon as every class in `classes` has enough.
+    """
+    was_training = model.training
+    model.eval()
+    used = _modules_with_parameters(model)
+    called: set[nn.Module] = set()
+    hooks = [m.register_forward_pre_hook(lambda module, _args: called.add(module)) for m in used]
+    try:
+        with torch.no_grad(), tap(sites.values()) as seen:
+            gather = _Gather(sites, samples, seen, None if classes is None else set(classes))
+            gather.run(forward, batches(), correct_only, pool)
+            missed = {label for label in gather.present if not gather.found[label].count}
+            if missed:
+                gather.only = missed
+                gather.run(forward, batches(), False, pool)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train(was_training)
+    absent = set() if classes is None else set(classes) - gather.present
+    if absent and not pool:
+        raise UserError(f"class {min(absent)} has no sample in the data given at the task's end")
+    if not gather.present:
+        raise UserError("the data given at the task's end hold no sample")
+    return Collected({c: gather.found[c] for c in sorted(gather.present)}, called)
+
+
+class _Gather:
+    """The state of one pass: what each class has, and which classes are still wanted."""
+
+    def __init__(
+        self,
+        sites: Mapping[str, Site],
+        samples: Mapping[str, int],
+        seen: dict[nn.Module, list[Tensor]],
+        wanted: set[int] | None,
+    ) -> None:
+        self.sites, self.samples, self.seen, self.wanted = sites, samples, seen, wanted
+        self.most = max(samples.values())
+        self.found: dict[int, ClassInputs] = {}
+        self.present: set[int] = set()
+        self.only: set[int] | None = None
+
+    def run(self, forward: Forward, batches: Batches, correct_only: bool, pool: bool) -> None:
+        for x, y in batches:
+            self.seen.clear()
+            output = forward(x)
+            self._check_batch_first(len(y))
+            right = output.argmax(1) == y if correct_only else torch.ones_like(y, dtype=torch.bool)
+            label = torch.zeros_like(y) if pool else y
+            for value in label.unique().tolist():
+                if self.only is None or value in self.only:
+                    self.present.add(value)
+                    entry = self.found.setdefault(value, ClassInputs())
+                    self._add(entry, ((label == value) & right).nonzero().flatten())
+            if self._enough(pool):
+                break
+
+    def _add(self, entry: ClassInputs, index: Tensor) -> None:
+        for name, site in self.sites.items():
+            chosen = index[: max(0, self.samples[name] - entry.count)]
+            if not len(chosen) or site.layer not in self.seen:
+                continue
+            inputs = [x[chosen] for x in self.seen[site.layer]]
+            rows = entry.representations.setdefault(name, Representation(site.dimension))
+            for x in inputs:
+                rows.add(site.rows(x))
+            flat = torch.cat([site.share(x).flatten(1) for x in inputs], 1).double().sum(0)
+            entry.sums[name] = entry.sums[name] + flat if name in entry.sums else flat
+            entry.counts[name] = entry.counts.get(name, 0) + len(chosen)
+        entry.count = min(self.most, entry.count + len(index))
+
+    def _enough(self, pool: bool) -> bool:
+        wanted = {0} if pool else self.only or self.wanted
+        if wanted is None:
+            return False
+        return all(c in self.found and self.found[c].count >= self.most for c in wanted)
+
+    def _check_batch_first(self, count: int) -> None:
+        for name, site in self.sites.items():
+            for x in self.seen.get(site.layer, []):
+                if len(x) != count:
+                    raise UserError(
+                        f"layer '{name}' saw an input of shape {tuple(x.shape)} for a batch of "
+                        f"{count}: its first dimension must be the batch"
+                    )
+
+
+def _modules_with_parameters(model: nn.Module) -> list[nn.Module]:
+    return [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))]

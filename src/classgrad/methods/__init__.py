@@ -1,0 +1,43 @@
+"""Methods: each a class whose fields are its hyper-parameters, all in one table."""
+
+from typing import Any
+
+from classgrad.errors import unknown
+from classgrad.methods.base import LayerRoom, Method, Step
+from classgrad.methods.cgp import CGP
+from classgrad.methods.finetune import Finetune
+from classgrad.methods.gpm import GPM
+from classgrad.methods.multitask import Multitask
+from classgrad.methods.projected import Projected
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (CGP, GPM, Finetune, Multitask)
+}
+
+__all__ = [
+    "CGP",
+    "GPM",
+    "METHODS",
+    "Finetune",
+    "LayerRoom",
+    "Method",
+    "Multitask",
+    "Projected",
+    "Step",
+]
+
+
+def kind(name: str) -> type[Method]:
+    """Return the class of a method in the table."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name]
+
+
+def make(name: str, **values: Any) -> Method:
+    """Return a method from the table with these hyper-parameters.
+
+    >>> make("cgp", eta=0.8).similarity
+    0.8
+    """
+    return kind(name)(**values)

@@ -1,0 +1,110 @@
+"""The protocol of a method. Its defaults are finetuning: learn each task, protect nothing."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from pydantic import ConfigDict
+from torch import Tensor, nn
+from torch.nn import functional
+
+from classgrad.networks.network import Network
+from classgrad.settings import Settings
+from classgrad.tasks import Task, TaskStream
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step: `images` in [0, 1], `x` what the network sees of them, labels `y`."""
+
+    task: Task
+    images: Tensor
+    x: Tensor
+    y: Tensor
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+
+
+@dataclass(frozen=True)
+class LayerRoom:
+    """How much of a layer is protected: `rank` of `dimension` directions."""
+
+    name: str
+    dimension: int
+    rank: int
+
+
+Fit = Callable[[Sequence[Task]], None]
+
+
+class Method(Settings):
+    """How a stream of tasks is learnt.
+
+    Fields are the hyper-parameters; what a method remembers between tasks is in private attributes
+    and goes through `state_dict`. The calls come in the order they are written here.
+    """
+
+    model_config = ConfigDict(frozen=False)
+    kind = "hyper-parameter"
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    joint: ClassVar[bool] = False  # learns all tasks at once, so only the end can be judged
+
+    def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
+        """Change the network once, before the first task."""
+        return net
+
+    def begin_task(self, net: Network, task: Task) -> None:
+        """Add or freeze parameters; the optimiser is built after this."""
+
+    def parameters(self, net: Network, tasks: Sequence[Task]) -> Iterator[nn.Parameter]:
+        """Yield what the optimiser may move: the trunk, and the heads of the tasks at hand."""
+        yield from net.trunk.parameters()
+        heads = [p for task in tasks for p in net.head_parameters(task.id)]
+        yield from dict.fromkeys(heads)
+
+    def fit_task(self, net: Network, task: Task, fit: Fit) -> None:
+        """Train on a task; `fit` runs the loop over the tasks it is given."""
+        fit([task])
+
+    def loss(self, net: Network, step: Step) -> Tensor:
+        """Return the loss of one batch."""
+        return functional.cross_entropy(net(step.x, step.task.id), step.y)
+
+    def adjust_gradients(self, net: Network, step: Step) -> None:
+        """Edit the gradients, between `backward` and the optimiser's step."""
+
+    def after_step(self, net: Network, step: Step) -> None:
+        """Edit the weights after the optimiser's step."""
+
+    def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
+        """Remember what later tasks must not disturb, from this task's training data only."""
+
+    def close(self) -> None:
+        """Take back every hook; called at the end of a task, however it ended."""
+
+    def room(self) -> list[LayerRoom]:
+        """Return how much of each layer is protected."""
+        return []
+
+    def memory_bytes(self) -> int:
+        """Return the bytes of what is kept between tasks, beside the network."""
+        return sum(_nbytes(value) for value in self.state_dict().values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is kept between tasks: tensors, numbers, strings, lists and dicts of them."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
+        """Continue from a state."""
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(_nbytes(part) for part in value.values())
+    if isinstance(value, list | tuple):
+        return sum(_nbytes(part) for part in value)
+    return 0

@@ -1,0 +1,12 @@
+"""Finetune: train on each task in turn and protect nothing; the lower bound of every table."""
+
+from typing import ClassVar
+
+from classgrad.methods.base import Method
+
+
+class Finetune(Method):
+    """All that `Method` does by default: all of the trunk is free to move in every task."""
+
+    name: ClassVar[str] = "finetune"
+    summary: ClassVar[str] = "learn each task, protect nothing (the lower bound)"

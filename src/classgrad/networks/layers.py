@@ -1,0 +1,95 @@
+"""Layers with one thing PyTorch's lack: BatchNorm per task, and dropout from a passed generator."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from classgrad.errors import UserError
+
+# Layers whose only parameters are a scale and a shift per channel.
+NORMALISATIONS = (
+    nn.modules.batchnorm._BatchNorm,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.modules.instancenorm._InstanceNorm,
+)
+
+
+class TaskBatchNorm(nn.Module):
+    """Batch normalisation for a stream of tasks, over dimension 1 of (n, c) or (n, c, *size).
+
+    statistics="batch"
+        Always those of the batch at hand, at test time too, as in the networks of GPM and CGP: a
+        prediction then depends on its batch, and needs at least two values per channel.
+    statistics="stored"
+        Training uses the batch and keeps a running mean and variance for the selected task; a
+        prediction uses that task's, so it does not depend on its batch.
+    affine="first"
+        One scale and shift, learnt with the first task and kept by projection methods afterwards.
+    affine="task"
+        A scale and a shift for each task, starting from those of the task before.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        statistics: str = "batch",
+        affine: str = "first",
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        self.channels, self.statistics, self.affine = channels, statistics, affine
+        self.momentum, self.eps = momentum, eps
+        self.tasks = 0
+        self.task = 0
+        self.add_task()
+
+    def add_task(self) -> None:
+        """Make room for one more task, and select it."""
+        count = self.tasks
+        if self.affine == "task" or count == 0:
+            for kind, value in (("scale", 1.0), ("shift", 0.0)):
+                before = getattr(self, f"{kind}_{count - 1}", None)
+                start = torch.full((self.channels,), value) if before is None else before.detach()
+                self.register_parameter(f"{kind}_{count}", nn.Parameter(start.clone()))
+        if self.statistics == "stored":
+            like = self.get_parameter("scale_0").detach()
+            self.register_buffer(f"mean_{count}", torch.zeros_like(like))
+            self.register_buffer(f"variance_{count}", torch.ones_like(like))
+        self.tasks += 1
+        self.task = count
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise each channel, then scale and shift it."""
+        own = self.task if self.affine == "task" else 0
+        scale, shift = getattr(self, f"scale_{own}"), getattr(self, f"shift_{own}")
+        stored = self.statistics == "stored"
+        from_batch = self.training or not stored
+        if from_batch and x.numel() == self.channels:
+            raise UserError(
+                "batch normalisation needs more than one value per channel: a batch of one sample "
+                "has no statistics; use larger batches or norm=stored"
+            )
+        mean = getattr(self, f"mean_{self.task}") if stored else None
+        variance = getattr(self, f"variance_{self.task}") if stored else None
+        return functional.batch_norm(
+            x, mean, variance, scale, shift, from_batch, self.momentum, self.eps
+        )
+
+
+class Dropout(nn.Module):
+    """Dropout that draws from `generator`, so that a run's chance is all in its own generators."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+        self.generator: torch.Generator | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zero a share of the values and scale up the rest, while training."""
+        if not self.training or self.share == 0:
+            return x
+        kept = torch.empty_like(x).bernoulli_(1 - self.share, generator=self.generator)
+        return x * kept.div_(1 - self.share)

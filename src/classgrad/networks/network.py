@@ -1,0 +1,98 @@
+"""A network for a stream of tasks: one trunk for all, one linear head for each."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from classgrad import seeds
+from classgrad.networks.layers import Dropout, TaskBatchNorm
+
+
+class Network(nn.Module):
+    """`net(x, task)` gives the logits of one task; `net.embed(x, task)` what the heads see.
+
+    The trunk is any module from inputs to (n, embedding). With `shared_head` all tasks use one head,
+    which is then part of what a method has to protect.
+    """
+
+    def __init__(
+        self, trunk: nn.Module, embedding: int, *, seed: int = 1, shared_head: bool = False
+    ) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.embedding = embedding
+        self.seed = seed
+        self.shared_head = shared_head
+        self.heads = nn.ModuleList()
+        self._norms = [m for m in trunk.modules() if isinstance(m, TaskBatchNorm)]
+        self._dropouts = [m for m in trunk.modules() if isinstance(m, Dropout)]
+
+    def add_task(self, classes: int) -> None:
+        """Append what the next task owns: its head and, where norms are per task, its norms."""
+        task = len(self.heads)
+        if task and self.shared_head:
+            self.heads.append(self.heads[0])
+        else:
+            head = nn.Linear(self.embedding, classes, bias=False)
+            initialise(head, seeds.generator(self.seed, "head", task))
+            self.heads.append(head.to(next(self.trunk.parameters())))
+        if task:
+            for norm in self._norms:
+                norm.add_task()
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks there is a head for."""
+        return len(self.heads)
+
+    @property
+    def task_dependent(self) -> bool:
+        """Whether the embedding depends on the task it is asked for."""
+        return any(n.statistics == "stored" or n.affine == "task" for n in self._norms)
+
+    def protected(self) -> nn.Module:
+        """Return the part whose answers to old inputs must not change: all that tasks share."""
+        return self if self.shared_head else self.trunk
+
+    def head_parameters(self, task: int) -> list[nn.Parameter]:
+        """Return the parameters of one task's head."""
+        return list(self.heads[task].parameters())
+
+    def set_generator(self, generator: torch.Generator) -> None:
+        """Let all dropout draw from one generator."""
+        for dropout in self._dropouts:
+            dropout.generator = generator
+
+    def embed(self, x: Tensor, task: int) -> Tensor:
+        """Map inputs to what the heads see, with the norms of one task."""
+        for norm in self._norms:
+            norm.task = task
+        features: Tensor = self.trunk(x)
+        return features
+
+    def classify(self, features: Tensor, task: int) -> Tensor:
+        """Map embeddings to the logits of one task."""
+        logits: Tensor = self.heads[task](features)
+        return logits
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        """Map inputs to the logits of one task; only its head is computed."""
+        return self.classify(self.embed(x, task), task)
+
+
+def initialise(module: nn.Module, generator: torch.Generator, scheme: str = "default") -> None:
+    """Draw every Linear and convolution weight of a module from `generator`.
+
+    `default` is PyTorch's own uniform in ±1/√fan_in for weights and biases, `relu` the Kaiming
+    uniform in ±√(6/fan_in) for weights, with zero biases.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            fan_in = layer.weight[0].numel()
+            bound = math.sqrt((6 if scheme == "relu" else 1) / fan_in)
+            with torch.no_grad():
+                layer.weight.uniform_(-bound, bound, generator=generator)
+                if layer.bias is not None:
+                    edge = 0.0 if scheme == "relu" else bound
+                    layer.bias.uniform_(-edge, edge, generator=generator)

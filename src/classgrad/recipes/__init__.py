@@ -1,0 +1,80 @@
+"""Recipes: settings of training, networks and methods for each benchmark, as TOML files."""
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from classgrad.errors import UserError, unknown
+
+
+class Section(BaseModel):
+    """Values for one benchmark, or for all. A method's `training` goes before the general one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    network: str | None = None
+    training: dict[str, Any] = Field(default_factory=dict)
+    network_options: dict[str, Any] = Field(default_factory=dict)
+    benchmark_options: dict[str, Any] = Field(default_factory=dict)
+    methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+class Recipe(Section):
+    """A named set of values; those of a benchmark go before those for all."""
+
+    name: str
+    description: str
+    benchmarks: dict[str, Section] = Field(default_factory=dict)
+
+    def values(self, part: str, benchmark: str, method: str) -> dict[str, Any]:
+        """Return the values of `training`, `network_options`, `benchmark_options` or `method`."""
+        merged: dict[str, Any] = {}
+        own = self.benchmarks.get(benchmark, Section())
+        for section in (self, own):
+            of_method = dict(section.methods.get(method, {}))
+            of_training = of_method.pop("training", {})
+            if part == "method":
+                merged.update(of_method)
+            else:
+                merged.update(getattr(section, part))
+            if part == "training":
+                merged.update(of_training)
+        return merged
+
+    def network_for(self, benchmark: str) -> str | None:
+        """Return the network for a benchmark."""
+        return self.benchmarks.get(benchmark, Section()).network or self.network
+
+
+def names() -> list[str]:
+    """List the recipes that come with the package."""
+    files = resources.files(__name__).iterdir()
+    return sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml"))
+
+
+def load(name: str) -> Recipe:
+    """Return a recipe by name, or from a file whose name ends in .toml.
+
+    >>> load("fast").network_for("permuted-digits")
+    'mlp'
+    """
+    if name in names():
+        text = resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    elif name.endswith(".toml"):
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"recipe '{name}' cannot be read: {error}") from None
+    else:
+        raise unknown("recipe", name, names())
+    try:
+        return Recipe(**{"name": Path(name).stem, **tomllib.loads(text)})
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"recipe '{name}' is not TOML: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"recipe '{name}': {place}: {first['msg']}") from None

@@ -1,0 +1,208 @@
+"""A whole run: the tasks of a stream one after another, measured after each, and its record."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from classgrad import benchmarks, metrics, networks, seeds
+from classgrad.errors import UserError
+from classgrad.evaluation import Judge, Score, accuracy, evaluate
+from classgrad.methods.base import Method
+from classgrad.networks.network import Network
+from classgrad.plan import Plan, make_plan
+from classgrad.records import ClassResult, Layer, RunRecord, versions
+from classgrad.tasks import TaskStream
+from classgrad.training import LossNotFinite, Observer, fit
+
+
+def run(
+    benchmark: str | TaskStream = "permuted-digits",
+    method: str | Method = "cgp",
+    *,
+    network: str | None = None,
+    recipe: str = "fast",
+    seed: int = 1,
+    values: Mapping[str, Any] | None = None,
+    data_dir: Path | str | None = None,
+    out: Path | str | None = None,
+    observer: Observer | None = None,
+) -> RunRecord:
+    """Learn a stream of tasks with a method and return the record.
+
+    Names are looked up in the tables, and their settings come from the recipe and from `values`. A
+    stream or a method that you made yourself is used as it is. With `out` the record is also written
+    to a folder of its own below it, after every task.
+    """
+    plan = make_plan(benchmark, method, network=network, recipe=recipe, seed=seed, values=values)
+    folder = None if out is None else run_folder(out, plan)
+    if isinstance(benchmark, str):
+        root = None if data_dir is None else Path(data_dir)
+        stream = benchmarks.load(benchmark, root, seed, **plan.benchmark_options.model_dump())
+    else:
+        stream = benchmark
+    return Run(plan, stream, folder, observer).go()
+
+
+def run_folder(out: Path | str, plan: Plan) -> Path:
+    """Return the folder of a run below `out`; it is made when there is something to write."""
+    for place in (Path(out), *Path(out).parents):
+        if place.exists():
+            if not place.is_dir():
+                raise UserError(f"'{place}' is a file: give a folder for the results")
+            break
+    return Path(out) / plan.folder_name()
+
+
+class Run:
+    """The state of a run between tasks."""
+
+    def __init__(
+        self, plan: Plan, stream: TaskStream, folder: Path | None, observer: Observer | None
+    ) -> None:
+        self.plan, self.stream, self.folder, self.observer = plan, stream, folder, observer
+        self.method = plan.method.replace()
+        options = plan.network_options.model_dump()
+        net = networks.build(plan.network, stream.input_shape, plan.seed, **options)
+        self.net: Network = self.method.wrap(net, stream, plan.seed)
+        self.judge = Judge()
+        self.scores: list[list[Score]] = []
+        self.before: list[float] = []  # on each task right before it is learnt, one head for all
+        self.untrained: list[float] = []  # on each task before anything is learnt, likewise
+        self.record = RunRecord(
+            **plan.as_dict(), tasks=[task.name for task in stream], versions=versions()
+        )
+
+    def go(self) -> RunRecord:
+        """Learn all tasks; return the record."""
+        try:
+            for number in range(len(self.stream)):
+                self.learn(number)
+                self.record.complete = number == len(self.stream) - 1
+                self.save()
+        except LossNotFinite:
+            self.save()
+            raise
+        finally:
+            self.method.close()
+        return self.record
+
+    def learn(self, number: int) -> None:
+        """Learn one task and measure."""
+        task, seed = self.stream[number], self.plan.seed
+        self.net.add_task(task.classes)
+        if self.net.shared_head:
+            self.measure_ahead(number)
+        self.method.begin_task(self.net, task)
+        with self.clock("train"):
+            self.method.fit_task(
+                self.net,
+                task,
+                lambda tasks: fit(
+                    self.net,
+                    self.method,
+                    tasks,
+                    self.plan.training,
+                    seed=seed,
+                    observer=self.observer,
+                ),
+            )
+        with self.clock("memory"):
+            self.method.end_task(self.net, task, seeds.generator(seed, "samples", number))
+        self.method.close()
+        with self.clock("evaluate"):
+            self.judge.learn(self.net, task)
+            last = number == len(self.stream) - 1
+            seen = range(number + 1) if last or not self.method.joint else range(0)
+            self.scores.append(
+                [evaluate(self.net, self.judge, self.stream[j], self.stream.test(j)) for j in seen]
+            )
+        self.summarise()
+
+    def measure_ahead(self, number: int) -> None:
+        """Measure a task before it is learnt, which a head shared by all tasks allows."""
+        with self.clock("evaluate"):
+            if number == 0:
+                self.untrained = [
+                    accuracy(self.net, 0, self.stream[j], self.stream.test(j))
+                    for j in range(1, len(self.stream))
+                ]
+            else:
+                here = self.stream[number], self.stream.test(number)
+                self.before.append(accuracy(self.net, 0, *here))
+
+    def summarise(self) -> None:
+        """Bring the record up to date with what was measured."""
+        record = self.record
+        given = self.matrix("given")
+        record.accuracy_matrix = given.tolist()
+        record.average_accuracy = metrics.average_accuracy(given)
+        record.backward_transfer = metrics.backward_transfer(given)
+        record.forgetting = metrics.forgetting(given)
+        record.forward_transfer = metrics.forward_transfer(
+            self.before, self.untrained[: len(self.before)]
+        )
+        by_confidence, by_prototype = self.matrix("confident"), self.matrix("nearest")
+        record.accuracy_matrix_task_free = by_confidence.tolist()
+        record.accuracy_matrix_task_free_prototypes = by_prototype.tolist()
+        record.average_accuracy_task_free = metrics.average_accuracy(by_confidence)
+        record.average_accuracy_task_free_prototypes = metrics.average_accuracy(by_prototype)
+        record.classes = self.class_results()
+        record.memory_bytes = self.method.memory_bytes()
+        record.parameters = sum(p.numel() for p in self.net.parameters())
+        layers = {layer.name: layer for layer in record.layers}
+        for room in self.method.room():
+            layer = layers.setdefault(room.name, Layer(name=room.name, dimension=room.dimension))
+            layer.ranks.append(room.rank)
+        record.layers = list(layers.values())
+
+    def matrix(self, kind: str) -> Tensor:
+        """Return one kind of accuracy as A[i, j], so far; NaN where nothing was measured."""
+        size = len(self.scores)
+        matrix = torch.full((size, size), math.nan, dtype=torch.float64)
+        for i, row in enumerate(self.scores):
+            for j, score in enumerate(row):
+                matrix[i, j] = getattr(score, kind)
+        return matrix
+
+    def class_results(self) -> list[ClassResult]:
+        """Return the accuracy of every class when learnt and now."""
+        found = []
+        for j, now in enumerate(self.scores[-1]):
+            then = (self.scores[j] or self.scores[-1])[j].by_class
+            found.append(
+                ClassResult(
+                    task=self.stream[j].name,
+                    classes=list(self.stream[j].class_names),
+                    learnt=list(then),
+                    final=list(now.by_class),
+                    forgetting=[a - b for a, b in zip(then, now.by_class, strict=True)],
+                )
+            )
+        return found
+
+    def save(self) -> None:
+        """Write the record, if there is a place for it."""
+        if self.folder is not None:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self.record.save(self.folder)
+            except OSError as error:
+                raise UserError(
+                    f"the record cannot be written to '{self.folder}': {error}"
+                ) from None
+
+    @contextmanager
+    def clock(self, phase: str) -> Iterator[None]:
+        """Add the time the block takes to a phase of the record."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = getattr(self.record.seconds, phase) + time.perf_counter() - start
+            setattr(self.record.seconds, phase, spent)

@@ -1,0 +1,91 @@
+"""Learning rates over a task: the paper's division on plateaus, cosine with warm-up, constant."""
+
+import math
+from typing import Literal, Protocol
+
+Verdict = Literal["better", "worse", "stop"]
+
+
+class Schedule(Protocol):
+    """Says the rate of every step, and judges every epoch."""
+
+    validates: bool  # whether `judge` needs a validation loss
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from the start of the task."""
+
+    def judge(self, loss: float) -> Verdict:
+        """Take the validation loss of an epoch: keep the weights, go on, or stop."""
+
+
+class Plateau:
+    """Divide the rate when the validation loss has not fallen for `patience` epochs (HAT, GPM, CGP).
+
+    Below `lowest` training stops. The weights with the lowest loss are the result.
+
+    >>> schedule = Plateau(0.1, lowest=0.02, factor=2.0, patience=1)
+    >>> [schedule.judge(loss) for loss in (3.0, 2.0, 2.5, 2.5, 2.5)]
+    ['better', 'better', 'worse', 'worse', 'stop']
+    """
+
+    validates = True
+
+    def __init__(self, start: float, *, lowest: float, factor: float, patience: int) -> None:
+        self.current, self.lowest, self.factor, self.patience = start, lowest, factor, patience
+        self.best = math.inf
+        self.left = patience
+
+    def rate(self, step: int) -> float:
+        """Return the rate as divided so far."""
+        return self.current
+
+    def judge(self, loss: float) -> Verdict:
+        """Take the validation loss of an epoch."""
+        if loss < self.best:
+            self.best = loss
+            self.left = self.patience
+            return "better"
+        self.left -= 1
+        if self.left <= 0:
+            self.current /= self.factor
+            self.left = self.patience
+            if self.current < self.lowest:
+                return "stop"
+        return "worse"
+
+
+class Cosine:
+    """Rise linearly over `warmup` steps, then fall as a half cosine to zero at the last step."""
+
+    validates = False
+
+    def __init__(self, start: float, *, steps: int, warmup: int = 0) -> None:
+        self.start, self.steps, self.warmup = start, steps, min(warmup, steps)
+
+    def rate(self, step: int) -> float:
+        """Return the rate of a step."""
+        if step < self.warmup:
+            return self.start * (step + 1) / self.warmup
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.start * (1 + math.cos(math.pi * done)) / 2
+
+    def judge(self, loss: float) -> Verdict:
+        """Keep the newest weights."""
+        return "better"
+
+
+class Constant:
+    """The same rate throughout."""
+
+    validates = False
+
+    def __init__(self, start: float) -> None:
+        self.start = start
+
+    def rate(self, step: int) -> float:
+        """Return the rate."""
+        return self.start
+
+    def judge(self, loss: float) -> Verdict:
+        """Keep the newest weights."""
+        return "better"

@@ -1,0 +1,152 @@
+"""Streams of tasks: labelled images, split for training and validation, and test sets kept apart."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from classgrad.errors import UserError
+
+Transform = Callable[[Tensor], Tensor]
+
+
+def unchanged(images: Tensor) -> Tensor:
+    """Return images as they are."""
+    return images
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images (n, ...), uint8 or float in [0, 1], and labels (n,) that count from 0."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.images) != len(self.labels):
+            raise UserError(
+                f"{len(self.images)} images but {len(self.labels)} labels: give one for each"
+            )
+        if self.images.dtype != torch.uint8 and not self.images.is_floating_point():
+            raise UserError(
+                f"images of type {self.images.dtype} are not understood: give uint8 or float in "
+                "[0, 1]"
+            )
+        if self.labels.dtype != torch.int64 or self.labels.dim() != 1:
+            raise UserError(
+                f"labels are {self.labels.dtype} of shape {tuple(self.labels.shape)}: give int64 of "
+                "shape (n,)"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def unit_images(self, index: Tensor | slice, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return some of the images as floats in [0, 1]."""
+        chosen = self.images[index]
+        if chosen.dtype == torch.uint8:
+            return chosen.to(dtype).div_(255)
+        return chosen.to(dtype)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a method may see of a task. Test data are not part of it.
+
+    `transform` maps images in [0, 1] to what the network sees, after any augmentation.
+    """
+
+    id: int
+    name: str
+    class_names: tuple[str, ...]
+    train: Split
+    valid: Split
+    transform: Transform = unchanged
+
+    def __post_init__(self) -> None:
+        for part in (self.train, self.valid):
+            check_labels(part.labels, self.class_names, f"task '{self.name}'")
+        counts = torch.bincount(self.train.labels, minlength=len(self.class_names))
+        if not counts.all():
+            missing = self.class_names[int((counts == 0).nonzero()[0])]
+            raise UserError(
+                f"class '{missing}' of task '{self.name}' has no training sample: add some or leave "
+                "the class out"
+            )
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return len(self.class_names)
+
+
+class TaskStream(Sequence[Task]):
+    """Tasks in the order they arrive; `stream.test(j)` is for evaluation only."""
+
+    def __init__(self, name: str, tasks: Sequence[Task], tests: Sequence[Split]) -> None:
+        if not tasks:
+            raise UserError(f"stream '{name}' has no task")
+        if len(tasks) != len(tests):
+            raise UserError(f"stream '{name}' has {len(tasks)} tasks but {len(tests)} test sets")
+        for position, (task, test) in enumerate(zip(tasks, tests, strict=True)):
+            if task.id != position:
+                raise UserError(f"task '{task.name}' at position {position} has id {task.id}")
+            if not len(test):
+                raise UserError(f"task '{task.name}' of stream '{name}' has no test sample")
+            check_labels(test.labels, task.class_names, f"the test set of '{task.name}'")
+        self.name = name
+        self._tasks = tuple(tasks)
+        self._tests = tuple(tests)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]  # int or slice, as Sequence says
+        return self._tasks[index]
+
+    def test(self, task: int) -> Split:
+        """Return the test set of a task."""
+        return self._tests[task]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input of the network."""
+        first = self._tasks[0]
+        return tuple(first.transform(first.train.unit_images(slice(0, 1))).shape[1:])
+
+    @property
+    def class_names(self) -> list[str]:
+        """Every class of the stream once; a name that returns in a later task is the same class."""
+        return list(dict.fromkeys(name for task in self._tasks for name in task.class_names))
+
+
+def check_labels(labels: Tensor, class_names: Sequence[str], where: str) -> None:
+    """Refuse labels that name no class."""
+    if len(labels) and not (0 <= int(labels.min()) and int(labels.max()) < len(class_names)):
+        wrong = int(labels.min()) if int(labels.min()) < 0 else int(labels.max())
+        raise UserError(
+            f"label {wrong} of {where} is outside 0..{len(class_names) - 1}: there are "
+            f"{len(class_names)} classes"
+        )
+
+
+def batches(count: int, size: int, generator: torch.Generator | None = None) -> Iterator[Tensor]:
+    """Yield the indices of batches: in random order with a generator, else in order.
+
+    A last batch of one sample joins the batch before it: alone it has no batch statistics.
+
+    >>> [len(b) for b in batches(9, 4)]
+    [4, 5]
+    """
+    order = torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
+    for number in range(batch_count(count, size)):
+        last = number == batch_count(count, size) - 1
+        yield order[number * size :] if last else order[number * size : (number + 1) * size]
+
+
+def batch_count(count: int, size: int) -> int:
+    """Return how many batches `batches` yields."""
+    full = math.ceil(count / size)
+    return full - 1 if full > 1 and size > 1 and count % size == 1 else full
