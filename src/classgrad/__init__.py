@@ -25,7 +25,7 @@ _HOMES = {
 }
 _MODULES = ("benchmarks", "metrics", "networks", "recipes")
 
-__all__ = ["__version__", *sorted(_HOMES), *_MODULES]  # noqa: PLE0604 (all are strings)
+__all__ = ["__version__", *sorted(_HOMES), *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -65,8 +65,8 @@ def sites(model: nn.Module) -> dict[str, Site]:
             parameter.requires_grad for parameter in layer.parameters()
         ):
             raise UserError(
-                f"layer '{name}' (MultiheadAttention) hides the inputs of its weights: build it from "
-                "nn.Linear layers, or freeze it with requires_grad_(False)"
+                f"layer '{name}' (MultiheadAttention) hides the inputs of its weights: build it "
+                "from nn.Linear layers, or freeze it with requires_grad_(False)"
             )
         if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)) or not layer.weight.requires_grad:
             continue
@@ -74,8 +74,8 @@ def sites(model: nn.Module) -> dict[str, Site]:
         weight = layer.weight
         if id(weight) in owners:
             raise UserError(
-                f"layers '{owners[id(weight)]}' and '{name}' share one weight: use one module twice, "
-                "so that its inputs are seen together"
+                f"layers '{owners[id(weight)]}' and '{name}' share one weight: use one module "
+                "twice, so that its inputs are seen together"
             )
         owners[id(weight)] = name
         height = weight.shape[0] // groups
@@ -91,9 +91,9 @@ def sites(model: nn.Module) -> dict[str, Site]:
 def tap(watched: Iterable[Site]) -> Iterator[dict[nn.Module, list[Tensor]]]:
     """Record the inputs of the layers of these sites while the block runs.
 
-    Yields a dict, layer -> the inputs of its calls, oldest first; clear it between batches. Inputs
-    are copied when the layer is entered, so a later in-place operation cannot change them. The hooks
-    are gone when the block ends, however it ends.
+    Yields a dict, layer -> the inputs of its calls, oldest first; clear it between batches.
+    Inputs are copied when the layer is entered, so a later in-place operation cannot change them.
+    The hooks are gone when the block ends, however it ends.
     """
     seen: dict[nn.Module, list[Tensor]] = {}
 
@@ -111,7 +111,7 @@ def tap(watched: Iterable[Site]) -> Iterator[dict[nn.Module, list[Tensor]]]:
 
 
 def _patches(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
-    """Unfold (n, C, *size) into the patches a convolution multiplies, (n * positions, C * kernel)."""
+    """Unfold (n, C, *size) into a convolution's patches (n * positions, C * kernel)."""
     kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
     margins: list[int] = []  # last dimension first, before and after, as functional.pad wants them
     for axis in reversed(range(len(kernel))):

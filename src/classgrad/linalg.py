@@ -1,8 +1,8 @@
-"""Subspace kernels on tensors: the linear algebra of GPM (ICLR 2021), CGP (MM 2022), TRGP (ICLR 2022).
+"""Subspace kernels on tensors: the linear algebra of GPM (2021), TRGP and CGP (2022).
 
-A representation matrix C (d x n) has one column per input of a layer. Every decision the papers take
-is a function of C Cᵀ or, when n < d, of the smaller Cᵀ C. Here C is held by its rows (Cᵀ, n x d), as
-layers see them. S is a basis: d x r with orthonormal columns, r = 0 allowed.
+A representation matrix C (d x n) has one column per input of a layer. Every decision the papers
+take is a function of C Cᵀ or, when n < d, of the smaller Cᵀ C. Here C is held by its rows
+(Cᵀ, n x d), as layers see them. S is a basis: d x r with orthonormal columns, r = 0 allowed.
 """
 
 import torch
@@ -53,7 +53,7 @@ def spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = spectrum_of_gram(rows @ rows.T)
     directions = rows.T @ vectors / values.sqrt()
     # Dividing by a small σ magnifies rounding: for σ² at 1e-12 of the largest, columns of U are
-    # orthogonal only to 1e-4. Householder QR restores orthonormality without turning the large ones.
+    # orthogonal only to 1e-4. QR restores that without turning the strong ones.
     return values, orthonormal(directions)
 
 

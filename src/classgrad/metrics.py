@@ -7,7 +7,6 @@ diagonal and wherever nothing was measured. T is the number of tasks.
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 

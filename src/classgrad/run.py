@@ -35,18 +35,21 @@ def run(
 ) -> RunRecord:
     """Learn a stream of tasks with a method and return the record.
 
-    Names are looked up in the tables, and their settings come from the recipe and from `values`. A
-    stream or a method that you made yourself is used as it is. With `out` the record is also written
-    to a folder of its own below it, after every task.
+    Names are looked up in the tables, and their settings come from the recipe and from `values`.
+    A stream or a method that you made yourself is used as it is. With `out` the record is also
+    written to a folder of its own below it, after every task.
     """
     plan = make_plan(benchmark, method, network=network, recipe=recipe, seed=seed, values=values)
+    stream = benchmark if isinstance(benchmark, TaskStream) else load_stream(plan, data_dir)
     folder = None if out is None else run_folder(out, plan)
-    if isinstance(benchmark, str):
-        root = None if data_dir is None else Path(data_dir)
-        stream = benchmarks.load(benchmark, root, seed, **plan.benchmark_options.model_dump())
-    else:
-        stream = benchmark
     return Run(plan, stream, folder, observer).go()
+
+
+def load_stream(plan: Plan, data_dir: Path | str | None = None) -> TaskStream:
+    """Return the stream of a plan whose benchmark is in the table."""
+    root = None if data_dir is None else Path(data_dir)
+    options = plan.benchmark_options.model_dump()
+    return benchmarks.load(plan.benchmark, root, plan.seed, **options)
 
 
 def run_folder(out: Path | str, plan: Plan) -> Path:

@@ -19,9 +19,10 @@ class Schedule(Protocol):
 
 
 class Plateau:
-    """Divide the rate when the validation loss has not fallen for `patience` epochs (HAT, GPM, CGP).
+    """Divide the rate when the validation loss has not fallen for `patience` epochs.
 
-    Below `lowest` training stops. The weights with the lowest loss are the result.
+    As in HAT, GPM and CGP. Below `lowest` training stops. The weights with the lowest loss are
+    the result.
 
     >>> schedule = Plateau(0.1, lowest=0.02, factor=2.0, patience=1)
     >>> [schedule.judge(loss) for loss in (3.0, 2.0, 2.5, 2.5, 2.5)]

@@ -1,4 +1,4 @@
-"""Streams of tasks: labelled images, split for training and validation, and test sets kept apart."""
+"""Streams of tasks: labelled images for training and validation, and test sets kept apart."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -36,8 +36,8 @@ class Split:
             )
         if self.labels.dtype != torch.int64 or self.labels.dim() != 1:
             raise UserError(
-                f"labels are {self.labels.dtype} of shape {tuple(self.labels.shape)}: give int64 of "
-                "shape (n,)"
+                f"labels are {self.labels.dtype} of shape {tuple(self.labels.shape)}: give int64 "
+                "of shape (n,)"
             )
 
     def __len__(self) -> int:
@@ -72,8 +72,8 @@ class Task:
         if not counts.all():
             missing = self.class_names[int((counts == 0).nonzero()[0])]
             raise UserError(
-                f"class '{missing}' of task '{self.name}' has no training sample: add some or leave "
-                "the class out"
+                f"class '{missing}' of task '{self.name}' has no training sample: add some or "
+                "leave the class out"
             )
 
     @property
@@ -124,7 +124,7 @@ class TaskStream(Sequence[Task]):
 
 def check_labels(labels: Tensor, class_names: Sequence[str], where: str) -> None:
     """Refuse labels that name no class."""
-    if len(labels) and not (0 <= int(labels.min()) and int(labels.max()) < len(class_names)):
+    if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < len(class_names)):
         wrong = int(labels.min()) if int(labels.min()) < 0 else int(labels.max())
         raise UserError(
             f"label {wrong} of {where} is outside 0..{len(class_names) - 1}: there are "

@@ -116,8 +116,8 @@ def fit(
             value = loss.item()
             if not math.isfinite(value):
                 raise LossNotFinite(
-                    f"the loss is {value} at task {task.id + 1} ('{task.name}'), epoch {epoch + 1}, "
-                    f"step {done % per_epoch + 1}: lower learning_rate "
+                    f"the loss is {value} at task {task.id + 1} ('{task.name}'), "
+                    f"epoch {epoch + 1}, step {done % per_epoch + 1}: lower learning_rate "
                     f"(it was {training.learning_rate:g}) or look for bad values in the images"
                 )
             optimizer.zero_grad()

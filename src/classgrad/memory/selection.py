@@ -5,12 +5,12 @@ Notation of CGP (MM 2022): S the basis so far, C the class's representation with
 joint list is L = [δ, σ²]. The stored directions stay protected in any case, so a rule differs from
 another one only in how many columns of U it adds.
 
-| rule | adds | shares held |
-|---|---|---|
-| `plain` | min m with Σδ + Σσ²[:m] >= ε E | at least ε |
-| `alg1` | those among the first k of sorted L, k = the class's own rank at ε; at most `plain` | less |
-| `joint` | those among the first of sorted L that reach ε E (TRGP); never fewer than `plain` | at least ε |
-| `official` | those among the first m of L, L and m relative to one group's directions only | less |
+- `plain` adds the first m of U, with the smallest m for which Σδ + Σσ²[:m] >= ε E.
+- `alg1` adds what U has among the first k of sorted L, with k the class's own rank at ε; at most
+  what `plain` adds. The class may then be held by less than ε.
+- `joint` adds what U has among the first of sorted L that reach ε E; at least what `plain` adds.
+- `official` adds what the residual has among the first m of L, where L and m are relative to the
+  directions of one group only; often nothing.
 """
 
 from typing import NamedTuple
@@ -30,7 +30,7 @@ class Selection(NamedTuple):
 
 
 def plain(basis: Tensor, c: Representation, epsilon: float) -> Selection:
-    """Protect at least the share ε of the class (Eq. k-rank1 and k-rank2, with ||C||² on the right).
+    """Protect at least the share ε of the class (Eq. k-rank2, with ||C||² on the right).
 
     Every stored direction counts, because every one stays protected; none stands for the class.
     """

@@ -1,8 +1,8 @@
 """Class Gradient Projection (Chen, Zhang, Song, Gao; ACM MM 2022), with all its parts.
 
-Class bases.  After a task, for every layer and class, C holds the inputs of up to `samples` training
-samples, by default those classified right (BR-GTL; `correct_only=False` is BR-STD). The main
-directions of C outside the basis S join S until the share ε of ||C||² is held (Eq. k-rank2).
+Class bases.  After a task, for every layer and class, C holds the inputs of up to `samples`
+training samples, by default those classified right (BR-GTL; `correct_only=False` is BR-STD). The
+main directions of C outside the basis S join S until the share ε of ||C||² is held (Eq. k-rank2).
 
 Base refining.  P is the unit mean of the raw layer inputs of a class (Eq. prototype). A class whose
 P has a cosine above η with that of an earlier class joins that class's group and adds fewer
@@ -17,15 +17,17 @@ concatenated and decomposed together; later, only S and prototypes of old classe
 
 η = 1 switches refining off: plain CGP.
 
-Contrast.  L = L_ce + λ L_con, where L_con pulls the embedding of an image to that of its AugMix copy
-and pushes it from all others in the batch, at temperature μ.
+Contrast.  L = L_ce + λ L_con, where L_con pulls the embedding of an image to that of its AugMix
+copy and pushes it from all others in the batch, at temperature μ.
 
 Differences from the paper: Eq. k-rank2 compares with ||C||² (it prints ||Ĉ||²) and Eq. commonbase
-is diag(Sᵀ C Cᵀ S); L_con is a mean over the batch, as in the code, not a sum; `alg1` never adds more
-than plain. From the released code: one orthonormal S per layer instead of overlapping groups, one
-projection instead of one per group; cosine with its sign; a group keeps all its members; k is the
-smallest count that reaches ε (`gpm_compat=True` takes one less for the first basis); augmented
-copies are new in every epoch.
+is diag(Sᵀ C Cᵀ S); L_con is a mean over the batch, as in the code, not a sum; `alg1` never adds
+more than plain.
+
+Differences from the released code: one orthonormal S per layer and one projection, instead of
+overlapping groups and one projection for each; the cosine keeps its sign; a group keeps all its
+members; k is the smallest count that reaches ε (`gpm_compat=True` takes one less for the first
+basis); ε stops growing at `energy_limit`; the AugMix copies are complete and new in every epoch.
 """
 
 from collections.abc import Callable
@@ -148,7 +150,7 @@ class CGP(Projected):
 
 
 def contrastive(embedding: Tensor, of_copies: Tensor, temperature: float) -> Tensor:
-    """Embeddings z, z' (n x d) -> mean over i of -log(exp(z_i·z'_i / μ) / Σ_{k≠i} exp(z_i·z_k / μ)).
+    """Embeddings z, z' (n x d) -> mean_i -log(exp(z_i·z'_i / μ) / Σ_{k≠i} exp(z_i·z_k / μ)).
 
     Both are normalised first; k runs over all 2n embeddings but z_i itself, and only the n images
     are anchors, as in the paper's formula.

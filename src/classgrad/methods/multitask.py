@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import PrivateAttr
 
-from classgrad.methods.base import Method, Fit
+from classgrad.methods.base import Fit, Method
 from classgrad.networks.network import Network
 from classgrad.tasks import Task, TaskStream
 

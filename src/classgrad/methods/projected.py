@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from classgrad.errors import UserError
 from classgrad.memory.collect import Batches, Collected, Forward, collect
 from classgrad.memory.subspace import Subspace
-from classgrad.methods.base import Method, LayerRoom, Step
+from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.networks.network import Network
 from classgrad.projection import Projector
 from classgrad.tasks import Task, TaskStream, batches
@@ -73,7 +73,7 @@ class Projected(Method, ABC):
         self.by_layer(self.samples)
 
     def by_layer(self, value: Any) -> dict[str, Any]:
-        """Spread a setting over the sites: one value for all, or the first name or pattern that fits.
+        """Spread a setting over the sites: one value, or that of the first name or pattern to fit.
 
         A group of a convolution goes by the name of its layer.
         """

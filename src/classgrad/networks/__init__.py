@@ -8,7 +8,7 @@ from classgrad.networks.alexnet5 import AlexNet5
 from classgrad.networks.layers import Dropout, TaskBatchNorm
 from classgrad.networks.lenet5 import LeNet5
 from classgrad.networks.mlp import MLP
-from classgrad.networks.network import Network, initialise
+from classgrad.networks.network import Network, global_chance_kept, initialise
 from classgrad.networks.options import NetworkSettings
 from classgrad.networks.resnet18 import ResNet18
 from classgrad.networks.trunk import Trunk
@@ -44,7 +44,8 @@ def build(name: str, input_shape: tuple[int, ...], seed: int = 1, **values: Any)
             f"network '{name}' needs images (channels x height x width) of at least "
             f"{kind.smallest} x {kind.smallest}; these inputs are {shape}: choose --network mlp"
         )
-    trunk = kind(input_shape, chosen)
+    with global_chance_kept():
+        trunk = kind(input_shape, chosen)
     initialise(trunk, seeds.generator(seed, "trunk"), kind.scheme)
     shared = chosen.heads == "shared"
     return Network(trunk, trunk.embedding, seed=seed, shared_head=shared)

@@ -1,6 +1,7 @@
 """A network for a stream of tasks: one trunk for all, one linear head for each."""
 
 import math
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,8 @@ from classgrad.networks.layers import Dropout, TaskBatchNorm
 class Network(nn.Module):
     """`net(x, task)` gives the logits of one task; `net.embed(x, task)` what the heads see.
 
-    The trunk is any module from inputs to (n, embedding). With `shared_head` all tasks use one head,
-    which is then part of what a method has to protect.
+    The trunk is any module from inputs to (n, embedding). With `shared_head` all tasks use one
+    head, which is then part of what a method has to protect.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class Network(nn.Module):
         self.heads = nn.ModuleList()
         self._norms = [m for m in trunk.modules() if isinstance(m, TaskBatchNorm)]
         self._dropouts = [m for m in trunk.modules() if isinstance(m, Dropout)]
+        self.set_generator(seeds.generator(seed, "dropout"))
 
     def add_task(self, classes: int) -> None:
         """Append what the next task owns: its head and, where norms are per task, its norms."""
@@ -34,7 +36,8 @@ class Network(nn.Module):
         if task and self.shared_head:
             self.heads.append(self.heads[0])
         else:
-            head = nn.Linear(self.embedding, classes, bias=False)
+            with global_chance_kept():
+                head = nn.Linear(self.embedding, classes, bias=False)
             initialise(head, seeds.generator(self.seed, "head", task))
             self.heads.append(head.to(next(self.trunk.parameters())))
         if task:
@@ -79,6 +82,11 @@ class Network(nn.Module):
     def forward(self, x: Tensor, task: int) -> Tensor:
         """Map inputs to the logits of one task; only its head is computed."""
         return self.classify(self.embed(x, task), task)
+
+
+def global_chance_kept() -> AbstractContextManager[None]:
+    """Keep PyTorch's global generator, which the constructors of layers draw from, as it is."""
+    return torch.random.fork_rng(devices=[])
 
 
 def initialise(module: nn.Module, generator: torch.Generator, scheme: str = "default") -> None:

@@ -1,0 +1,80 @@
+"""Gradient projection in a training loop of your own: attach, step, end_task."""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+
+from classgrad.errors import UserError
+from classgrad.memory.collect import Forward
+from classgrad.methods.base import LayerRoom
+from classgrad.methods.projected import Projected
+
+
+class Attached:
+    """A model under the guard of a projection method."""
+
+    def __init__(self, model: nn.Module, method: Projected) -> None:
+        self.model = model
+        self.method: Projected = method.replace()
+        self.method.attach(model)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+        """Wrap `loss.backward()` and `optimizer.step()` of one training step."""
+        return self.method.projector.step(optimizer)
+
+    def end_task(
+        self,
+        loader: Iterable[tuple[Tensor, Tensor]],
+        *,
+        classes: Iterable[int] | None = None,
+        forward: Forward | None = None,
+    ) -> None:
+        """Protect what the task just learnt needs.
+
+        `loader` gives (inputs, labels) of its training data, in batches, and can be gone through
+        twice. With `classes` each of them must be there. `forward` gives the logits that say which
+        samples are classified right, for a model that needs more than the inputs.
+        """
+        if iter(loader) is loader:
+            raise UserError("the loader can be gone through only once: give a list or a DataLoader")
+        self.method.projector.release()
+        self.method.learn(self.model, forward or self.model, lambda: loader, classes)
+        self.method.projector.engage()
+
+    def room(self) -> list[LayerRoom]:
+        """Return how much of each layer is protected."""
+        return self.method.room()
+
+    def detach(self) -> None:
+        """Leave the model as it was: nothing is protected any more."""
+        self.method.close()
+
+
+def attach(model: nn.Module, method: Projected) -> Attached:
+    """Guard a model with a projection method, for use in any training loop.
+
+    >>> import torch, classgrad
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> guard = classgrad.attach(model, classgrad.CGP(epsilon=0.99))
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> x, y = torch.randn(16, 4), torch.arange(16) % 2
+    >>> for task in range(2):
+    ...     loss = nn.functional.cross_entropy(model(x), y)
+    ...     optimizer.zero_grad()
+    ...     with guard.step(optimizer):
+    ...         loss.backward()
+    ...         optimizer.step()
+    ...     guard.end_task([(x, y)])
+    >>> [room.name for room in guard.room()]
+    ['0', '2']
+
+    The contrastive loss of CGP is part of the loss, which is yours here:
+    `classgrad.methods.cgp.contrastive`.
+    """
+    if not isinstance(method, Projected):
+        raise UserError(
+            f"{type(method).__name__} does not work by projection: attach takes CGP or GPM"
+        )
+    return Attached(model, method)

@@ -1,0 +1,260 @@
+"""The command line: run, list, show. Everything heavy is imported inside the commands."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from classgrad.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from classgrad.plan import Plan
+    from classgrad.records import RunRecord
+    from classgrad.tasks import TaskStream
+    from classgrad.training import Observer
+
+# typer's own class for a wrong command line, below the one it exports: in some versions it is
+# click's, in others a copy that typer brings along.
+CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="classgrad",
+    help="Continual learning by gradient projection: learn tasks one after another, keep the old.",
+    epilog="Start with: classgrad run",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command(
+    epilog="Examples: classgrad run split-digits --method cgp --set eta=0.8 --set lambda=0.1 | "
+    "classgrad run --method cgp,gpm,finetune --seed 2 | classgrad run --method gpm --json"
+)
+def run(
+    benchmark: Annotated[
+        str, typer.Argument(help="A stream of tasks; see 'classgrad list'.")
+    ] = "permuted-digits",
+    method: Annotated[
+        str, typer.Option("--method", "-m", help="A method, or several with commas to compare.")
+    ] = "cgp",
+    network: Annotated[
+        str | None, typer.Option(help="A network; by default the recipe's choice.")
+    ] = None,
+    recipe: Annotated[str, typer.Option(help="A recipe by name, or a .toml file.")] = "fast",
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same result.")] = 1,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A setting by word or letter. Can be repeated."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs"),
+    data_dir: Annotated[
+        Path | None, typer.Option(envvar="CLASSGRAD_DATA", help="Folder of the data sets.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the record and nothing else.")
+    ] = False,
+) -> None:
+    """Learn a stream of tasks with one or more methods, and compare them."""
+    from rich.console import Console
+
+    from classgrad.report import draw_matrices
+    from classgrad.run import Run, load_stream, run_folder
+
+    plans = make_plans(benchmark, method, network, recipe, seed, parse_settings(settings or []))
+    folders = [run_folder(out, plan) for plan in plans]
+    console = Console(stderr=as_json)
+    records = []
+    for plan, folder in zip(plans, folders, strict=True):
+        stream = load_stream(plan, data_dir)
+        with progress_bar(console, plan.method.name, stream, plan.method.joint) as observer:
+            records.append(Run(plan, stream, folder, observer).go())
+    if as_json:
+        found = [json.loads(record.to_json()) for record in records]
+        print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
+        return
+    show_records(console, records)
+    picture = draw_matrices(
+        records, out / "matrices.png" if len(records) > 1 else folders[0] / "matrix.png"
+    )
+    console.print(f"records   {', '.join(str(folder) for folder in folders)}", soft_wrap=True)
+    console.print(f"picture   {picture}", soft_wrap=True)
+
+
+@app.command("list", epilog="Example: classgrad list --json")
+def list_tables(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """List methods, benchmarks, networks and recipes, each with one line."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from classgrad import benchmarks, methods, networks, recipes
+
+    tables = {
+        "methods": {n: m.summary for n, m in methods.METHODS.items()},
+        "benchmarks": {n: b.summary for n, b in benchmarks.BENCHMARKS.items()},
+        "networks": {n: t.summary for n, t in networks.NETWORKS.items()},
+        "recipes": {n: recipes.load(n).description for n in recipes.names()},
+    }
+    if as_json:
+        print(json.dumps(tables, indent=1))
+        return
+    for title, entries in tables.items():
+        table = Table("name", "what it is", title=title, title_justify="left")
+        for name, summary in entries.items():
+            table.add_row(name, summary)
+        Console().print(table)
+
+
+@app.command(
+    epilog="Examples: classgrad show runs/permuted-digits-cgp-seed1-... | classgrad show runs/*"
+)
+def show(
+    runs: Annotated[list[str], typer.Argument(help="Folders of runs.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the records and nothing else.")
+    ] = False,
+) -> None:
+    """Show the record of a run, or compare several."""
+    from rich.console import Console
+
+    from classgrad.records import RunRecord
+
+    records = [RunRecord.load(path) for path in runs]
+    if as_json:
+        found = [json.loads(record.to_json()) for record in records]
+        print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
+        return
+    show_records(Console(), records)
+
+
+def make_plans(
+    benchmark: str,
+    methods: str,
+    network: str | None,
+    recipe: str,
+    seed: int,
+    values: dict[str, Any],
+) -> "list[Plan]":
+    """Return a plan for each method; a value goes to the methods that have such a setting."""
+    from classgrad.methods import kind as find
+    from classgrad.plan import make_plan
+
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    if not names:
+        raise UserError("--method names no method: see 'classgrad list'")
+    kinds = [find(name) for name in names]
+    plans = []
+    for name, kind in zip(names, kinds, strict=True):
+        # With several methods, a setting that only another one has is not for this one.
+        others = [other for other in kinds if other is not kind]
+        own = {
+            key: value
+            for key, value in values.items()
+            if kind.accepts(key) or not any(other.accepts(key) for other in others)
+        }
+        plans.append(
+            make_plan(benchmark, name, network=network, recipe=recipe, seed=seed, values=own)
+        )
+    return plans
+
+
+def parse_settings(given: list[str]) -> dict[str, Any]:
+    """Read NAME=VALUE pairs; a value is JSON where it can be, else the text itself.
+
+    >>> parse_settings(["eta=0.8", "rule=joint", "correct_only=false"])
+    {'eta': 0.8, 'rule': 'joint', 'correct_only': False}
+    """
+    values: dict[str, Any] = {}
+    for pair in given:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise UserError(f"--set takes NAME=VALUE, for example eta=0.8 (got {pair!r})")
+        if name in values:
+            raise UserError(f"--set gives '{name}' twice")
+        try:
+            values[name] = json.loads(text)
+        except ValueError:
+            values[name] = text
+    return values
+
+
+@contextmanager
+def progress_bar(
+    console: "Console", title: str, stream: "TaskStream", joint: bool
+) -> "Iterator[Observer]":
+    """Show a bar with task, epoch, loss and time left; yield what moves it."""
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from classgrad.training import Progress as Standing
+
+    tasks = len(stream)
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[where]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    ]
+    with Progress(*columns, console=console) as bar:
+        line = bar.add_task(f"{title:<10}", total=1.0, where="")
+
+        def observer(at: Standing) -> None:
+            share = at.step / at.steps
+            done = share if joint else (at.task + share) / tasks
+            where = f"task {at.task + 1}/{tasks} epoch {at.epoch + 1} loss {at.loss:.3f}"
+            bar.update(line, completed=done, where=where)
+
+        yield observer
+        bar.update(line, completed=1.0)
+
+
+def show_records(console: "Console", records: "list[RunRecord]") -> None:
+    """Print a comparison; for one run also its accuracy matrix and the room left."""
+    from classgrad import report
+
+    console.print(report.comparison(records))
+    if len(records) == 1:
+        console.print(report.matrix_table(records[0]))
+        if records[0].layers:
+            console.print(report.room_table(records[0]))
+    if any(not record.complete for record in records):
+        console.print("Some runs did not end: their figures are of the tasks learnt so far.")
+
+
+def main() -> None:
+    """Run the command line; what a user can put right is one line on standard error, code 2."""
+    try:
+        sys.exit(app(standalone_mode=False))
+    except UserError as error:
+        fail(str(error))
+    except CLICK_ERROR as error:
+        fail(error.format_message())
+    except typer.Abort:
+        fail("stopped", code=130)
+    except KeyboardInterrupt:
+        fail("stopped", code=130)
+
+
+def fail(message: str, code: int = 2) -> NoReturn:
+    """Say what is wrong on one line of standard error, and leave."""
+    line = " ".join(message.split())
+    print(f"classgrad: {line}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,35 @@
+"""Datasets from their official files: found, checked, decoded to uint8 tensors and cached."""
+
+import os
+from pathlib import Path
+
+from classgrad.data.images import Images
+from classgrad.data.loading import load
+from classgrad.data.releases import DATASETS, describe
+from classgrad.data.table import SPLITS, Dataset, Download, Split
+
+__all__ = [
+    "DATASETS",
+    "SPLITS",
+    "Dataset",
+    "Download",
+    "Images",
+    "Split",
+    "data_dir",
+    "describe",
+    "load",
+]
+
+
+def data_dir(given: str | Path | None = None) -> Path:
+    """Return the folder of the datasets: `given`, or CLASSGRAD_DATA, or one in the user's cache.
+
+    >>> data_dir("sets").name
+    'sets'
+    """
+    chosen = given or os.environ.get("CLASSGRAD_DATA")
+    if chosen:
+        return Path(chosen).expanduser()
+    from classgrad.data.cache import user_folder
+
+    return user_folder() / "data"

@@ -1,0 +1,213 @@
+"""Downloads of the official files, checked before anything gets its final name."""
+
+import contextlib
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from classgrad.data.check import Report, check
+from classgrad.data.files import file_matches, flush, shown
+from classgrad.data.releases import describe
+from classgrad.data.table import Dataset, Download
+from classgrad.data.unpack import Unsound, unpack
+from classgrad.errors import UserError
+
+CHUNK = 2**16
+TIMEOUT = 30
+
+
+def fetch(which: str | Dataset, root: str | Path, *, progress: bool | None = None) -> Report:
+    """Download what is missing of a dataset, and return the report on the files then there.
+
+    Files are collected in the folder .downloads under `root`; what a cut leaves there is checked
+    and used again. `progress` shows bars on standard error; by default, if that is a terminal.
+    Nothing that is already in place is overwritten.
+    """
+    data, root = describe(which), Path(root).expanduser()
+    if not data.downloads:
+        place = shown(root / data.folder)
+        raise UserError(
+            f"{data.title} is not fetched, since no checksum of it is known: "
+            f"download {data.by_hand} and unpack it in {place}"
+        )
+    report = check(data, root)
+    if report.status == "complete":
+        return report
+    _refuse_to_overwrite(data, root, report)
+    store = root / ".downloads"
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        with _bars(sys.stderr.isatty() if progress is None else progress) as bars:
+            for download in data.downloads:
+                if not _in_place(root, download):
+                    file = _by_hand(root, download) or _get(download, root, store, bars)
+                    _put(data, download, file, root, store)
+        # Only if it is empty: another process may be using it.
+        with contextlib.suppress(OSError):
+            store.rmdir()
+    except OSError as error:
+        what = f"cannot write {shown(error.filename or store)} ({error.strerror or error})"
+        raise UserError(f"{what}: make room or choose another data folder") from None
+    report = check(data, root)
+    if report.status != "complete":
+        raise UserError(f"{report.note}: the files in place are not all those of the release")
+    return report
+
+
+def _refuse_to_overwrite(data: Dataset, root: Path, report: Report) -> None:
+    """Leave alone what is there and is not the release: it may be a subset kept on purpose."""
+    for download in data.downloads:
+        place = root / download.place
+        if not os.path.lexists(place):
+            continue
+        if download.unpack or not place.is_file() or not _as_released(place, download):
+            note = "; ".join(dict.fromkeys(finding.note for finding in report.findings))
+            raise UserError(
+                f"{shown(place)} is there and is not the release ({note}): move it away first"
+            )
+
+
+def _in_place(root: Path, download: Download) -> bool:
+    place = root / download.place
+    return place.exists() or (place.suffix == ".gz" and place.with_suffix("").exists())
+
+
+def _by_hand(root: Path, download: Download) -> Path | None:
+    """Return an archive that the user has put in the root, if it is the released one."""
+    path = root / download.name
+    if not download.unpack or not path.is_file():
+        return None
+    if not _as_released(path, download):
+        raise UserError(f"{shown(path)} is damaged or not the release: remove it and try again")
+    return path
+
+
+def _as_released(path: Path, download: Download) -> bool:
+    if path.stat().st_size != download.size:
+        return False
+    return download.checksum is None or file_matches(path, download.checksum)
+
+
+def _put(data: Dataset, download: Download, file: Path, root: Path, store: Path) -> None:
+    """Give a downloaded file, or the folder unpacked from it, its final name."""
+    place = root / download.place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if not download.unpack:
+        flush(file)
+        os.replace(file, place)
+        return
+    stage = Path(tempfile.mkdtemp(prefix="unpack-", dir=store))
+    try:
+        unpack(data, download, file, stage)
+        report = check(data, stage)
+        if report.status != "complete":
+            raise Unsound(report.note.replace(str(stage), str(root)))
+        os.replace(stage / download.place, place)
+    except Unsound as error:
+        raise UserError(
+            f"{shown(file)} is not the release ({shown(error)}): remove it and try again"
+        ) from None
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+    if file.parent == store:
+        file.unlink()
+
+
+def _get(download: Download, root: Path, store: Path, bars: Any) -> Path:
+    """Download a file, or take it from an earlier try; the checksum is compared either way."""
+    import pooch
+    from requests.exceptions import RequestException
+
+    path = store / download.name
+    if path.exists() and not _as_released(path, download):
+        path.unlink()
+    place = root / (download.name if download.unpack else download.place)
+    advice = f"download it by other means, put it at {shown(place)} and run this again"
+    what = f"cannot fetch {download.name} from {download.address}"
+    transfer = Transfer(download, bars)
+    try:
+        with _quiet():
+            pooch.retrieve(download.address, download.checksum, path.name, store, None, transfer)
+    except RequestException as error:
+        raise UserError(f"{what}: {_reason(error, download)}; {advice}") from None
+    except ValueError:
+        raise UserError(f"{what}: it arrived damaged or is not the release; {advice}") from None
+    return path
+
+
+def _reason(error: Exception, download: Download) -> str:
+    from requests.exceptions import ChunkedEncodingError, ConnectionError, HTTPError, Timeout
+
+    if isinstance(error, HTTPError) and error.response is not None:
+        return f"the server answered {error.response.status_code}"
+    if isinstance(error, Timeout):
+        return f"no answer within {TIMEOUT} seconds"
+    if isinstance(error, ChunkedEncodingError):
+        return "the connection was cut"
+    if isinstance(error, ConnectionError):
+        return f"no connection to {urlsplit(download.address).hostname}"
+    return type(error).__name__
+
+
+class Transfer:
+    """What pooch calls to download a file: it stops at the size of the release and closes up."""
+
+    def __init__(self, download: Download, bars: Any) -> None:
+        self.download = download
+        self.bars = bars
+
+    def __call__(self, url: str, output_file: str | Path, pooch: object) -> None:
+        """Write what is at `url` to `output_file`."""
+        import requests
+
+        # A server that unpacked gzip on the way would change the checksum.
+        plain = {"Accept-Encoding": "identity"}
+        task = self.bars and self.bars.add_task(self.download.name, total=self.download.size)
+        left = self.download.size
+        with (
+            requests.get(url, stream=True, timeout=TIMEOUT, headers=plain) as response,
+            open(output_file, "wb") as file,
+        ):
+            response.raise_for_status()
+            for chunk in response.iter_content(CHUNK):
+                left -= len(chunk)
+                if left < 0:
+                    break
+                file.write(chunk)
+                if self.bars:
+                    self.bars.update(task, advance=len(chunk))
+        if left:
+            raise ValueError(f"not {self.download.size:,} bytes long")
+
+
+@contextlib.contextmanager
+def _bars(visible: bool) -> Iterator[Any]:
+    if not visible:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bars:
+        yield bars
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep pooch from announcing what the bars show already."""
+    import pooch
+
+    logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,116 @@
+"""Reading, comparing and writing files so that every failure is one clear line."""
+
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from classgrad.data.table import Dataset
+from classgrad.errors import UserError
+
+PIECE = 2**20
+
+Source = tuple[Path, bytes]
+
+
+class Missing(UserError):
+    """A file of the dataset is not there."""
+
+
+def shown(value: object) -> str:
+    """Return text for a message: one line, of bounded length, whatever the value holds.
+
+    >>> print(shown("a/b"), shown("a" + chr(10) + "b"))
+    a/b 'a\\nb'
+    """
+    text = str(value)
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def missing(data: Dataset, path: Path) -> Missing:
+    """Return the error for a file or folder that is not there."""
+    return Missing(f"{data.title} is missing: no {shown(path)}; {data.remedy()}")
+
+
+def damaged(data: Dataset, path: Path, what: str) -> UserError:
+    """Return the error for a file that cannot be used."""
+    return UserError(f"{shown(path)}: {what}; remove it and {data.remedy(again=True)}")
+
+
+@contextmanager
+def opened(data: Dataset, path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file, if it is no larger than a file of `data` can be."""
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"{shown(path)}: not a file; move it away and {data.remedy()}")
+        if status.st_size > data.largest:
+            raise damaged(data, path, f"{status.st_size:,} bytes, more than {data.largest:,}")
+        with open(path, "rb", buffering=0) as file:
+            yield file
+    except FileNotFoundError:
+        raise missing(data, path) from None
+    except OSError as error:
+        raise UserError(f"{shown(path)}: cannot be read ({error.strerror})") from None
+
+
+def read(data: Dataset, path: Path) -> bytes:
+    """Return the content of a file."""
+    with opened(data, path) as file:
+        return file.read()
+
+
+def digest(data: Dataset, path: Path) -> str:
+    """Return the sha256 of a file, without holding more than a piece of it."""
+    found = hashlib.sha256()
+    with opened(data, path) as file:
+        while piece := file.read(PIECE):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def sha256(content: bytes) -> str:
+    """Return the hexadecimal sha256 of `content`."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def file_matches(path: Path, checksum: str) -> bool:
+    """Tell whether a file has a checksum written as "algorithm:hex"."""
+    algorithm, _, wanted = checksum.partition(":")
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest() == wanted
+
+
+def released(paths: Iterable[Path], checksums: Mapping[str, str]) -> bool:
+    """Tell whether every file with a known checksum is there, byte for byte as released."""
+    found = {path.name: path for path in paths}
+    return bool(checksums) and all(
+        name in found and file_matches(found[name], checksum)
+        for name, checksum in checksums.items()
+    )
+
+
+def flush(path: Path) -> None:
+    """Make the content of a file durable."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file, then give it its name: whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        write(part)
+        flush(part)
+        part.chmod(0o644)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

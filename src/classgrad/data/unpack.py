@@ -1,0 +1,113 @@
+"""Unpacking of released archives: only the expected members, under names of our own."""
+
+import gzip
+import os
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+from classgrad.data.notmnist import EMPTY, FOLDERS, tested
+from classgrad.data.table import Dataset, Download
+
+# Unpacked, the released archives have less than 190 MB.
+MOST = 512 * 2**20
+LETTER_FILE = re.compile(r"([A-J])/([A-Za-z0-9+=_-]{1,200}\.png)")
+
+
+class Unsound(ValueError):
+    """The archive is not what the release holds."""
+
+
+class _Capped:
+    """A file that gives out no more than a number of bytes: what unpacks without end is stopped."""
+
+    def __init__(self, file: gzip.GzipFile, most: int) -> None:
+        self.file = file
+        self.left = most
+
+    def read(self, size: int) -> bytes:
+        """Return up to `size` bytes."""
+        if size > self.left:
+            raise Unsound(f"it unpacks to more than {MOST:,} bytes")
+        content = self.file.read(size)
+        self.left -= len(content)
+        return content
+
+
+def unpack(data: Dataset, download: Download, archive: Path, stage: Path) -> None:
+    """Write the members of `archive` to their places under the folder `stage`.
+
+    The names written come from our own table, never from the archive: a member with another name
+    is passed over, and one that is no regular file is refused.
+    """
+    if download.unpack == "letters":
+        _letters(data, download, archive, stage)
+    else:
+        _members(data, download, archive, stage)
+
+
+def _members(data: Dataset, download: Download, archive: Path, stage: Path) -> None:
+    wanted = {
+        f"{download.place}/{name}": stage / download.place / name for name in download.members
+    }
+    (stage / download.place).mkdir(parents=True)
+    for name, content in _contents(archive, wanted.__contains__, data.largest):
+        _write(wanted.pop(name), content)
+        with open(stage / name, "rb") as file:
+            os.fsync(file.fileno())
+    if wanted:
+        raise Unsound(f"it does not hold {next(iter(wanted))}")
+
+
+def _letters(data: Dataset, download: Download, archive: Path, stage: Path) -> None:
+    """Sort the files of each letter into training and test set."""
+    files: dict[str, dict[str, bytes]] = {}
+    folder = download.name.removesuffix(".tar.gz")
+    for name, content in _contents(
+        archive, lambda name: name.startswith(f"{folder}/"), data.largest
+    ):
+        match = LETTER_FILE.fullmatch(name.removeprefix(f"{folder}/"))
+        if match and match[0] not in EMPTY:
+            files.setdefault(match[1], {})[match[2]] = content
+    for letter, contents in files.items():
+        test = tested(letter, contents)
+        for split, part in FOLDERS.items():
+            place = stage / download.place / part / letter
+            place.mkdir(parents=True)
+            for name, content in contents.items():
+                if (name in test) == (split == "test"):
+                    _write(place / name, content)
+    if hasattr(os, "sync"):
+        # Once for all: thousands of single files take too long one by one.
+        os.sync()
+
+
+def _contents(
+    archive: Path, wanted: Callable[[str], bool], largest: int
+) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of the wanted members."""
+    try:
+        with (
+            open(archive, "rb") as packed,
+            gzip.GzipFile(fileobj=packed) as file,
+            tarfile.open(fileobj=_Capped(file, MOST), mode="r|") as tar,  # type: ignore[call-overload]
+        ):
+            for member in tar:
+                name = str(PurePosixPath(member.name))
+                if not wanted(name) or member.isdir():
+                    continue
+                if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.size > largest:
+                    raise Unsound(f"{name} in it is not a regular file of that size")
+                content = tar.extractfile(member)
+                yield name, content.read() if content else b""
+    except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError) as error:
+        if isinstance(error, Unsound):
+            raise
+        raise Unsound(f"it cannot be unpacked: {error}") from None
+
+
+def _write(path: Path, content: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(content)

@@ -1,0 +1,120 @@
+"""Records for people: tables for the terminal and pictures of accuracy matrices."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from classgrad.records import Matrix, RunRecord
+
+
+def comparison(records: Sequence[RunRecord]) -> Table:
+    """Return one line per run: accuracy, forgetting, accuracy without task identity, cost."""
+    table = Table(title=f"{records[0].benchmark}, seed {records[0].seed}", title_justify="left")
+    table.add_column("method")
+    for heading in ("ACC %", "BWT", "no task: conf.", "no task: proto.", "seconds", "memory"):
+        table.add_column(heading, justify="right")
+    for record in records:
+        table.add_row(
+            record.method_name,
+            number(record.average_accuracy),
+            number(record.backward_transfer, signed=True),
+            number(record.average_accuracy_task_free),
+            number(record.average_accuracy_task_free_prototypes),
+            f"{record.seconds.total:.1f}",
+            size(record.memory_bytes),
+        )
+    return table
+
+
+def number(value: float | None, signed: bool = False) -> str:
+    """Return a figure with two decimals, a dash for none.
+
+    >>> number(93.456), number(-1.5, signed=True), number(None)
+    ('93.46', '-1.50', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{value:+.2f}" if signed else f"{value:.2f}"
+
+
+def size(count: int) -> str:
+    """Return bytes in a readable unit.
+
+    >>> size(0), size(2048), size(3_400_000)
+    ('0 B', '2.0 kB', '3.4 MB')
+    """
+    for unit, divisor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= divisor:
+            return f"{count / divisor:.1f} {unit}"
+    return f"{count} B"
+
+
+def matrix_table(record: RunRecord) -> Table:
+    """Return the accuracy matrix: a line per task learnt, a column per task measured."""
+    table = Table(title="accuracy after each task, %", title_justify="left")
+    table.add_column("after")
+    for task in record.tasks[: len(record.accuracy_matrix)]:
+        table.add_column(task, justify="right")
+    for task, row in zip(record.tasks, record.accuracy_matrix, strict=False):
+        table.add_row(task, *("" if value is None else f"{value:.1f}" for value in row))
+    return table
+
+
+def room_table(record: RunRecord) -> Table:
+    """Return how many directions of each layer are taken after each task."""
+    table = Table(title="directions protected after each task", title_justify="left")
+    table.add_column("layer")
+    table.add_column("of", justify="right")
+    for number_of_task in range(max(len(layer.ranks) for layer in record.layers)):
+        table.add_column(str(number_of_task + 1), justify="right")
+    table.add_column("room left", justify="right")
+    for layer in record.layers:
+        left = 100 * (1 - layer.ranks[-1] / layer.dimension)
+        ranks = [str(rank) for rank in layer.ranks]
+        table.add_row(layer.name, str(layer.dimension), *ranks, f"{left:.0f} %")
+    return table
+
+
+def draw_matrices(records: Sequence[RunRecord], path: Path) -> Path:
+    """Draw the accuracy matrices side by side into an image file; return its path."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    width = 1.2 + 2.9 * len(records)
+    figure, axes = pyplot.subplots(
+        1, len(records), figsize=(width, 3.4), squeeze=False, layout="constrained"
+    )
+    lowest = min(_values(record.accuracy_matrix, default=0.0)[0] for record in records)
+    for axis, record in zip(axes[0], records, strict=True):
+        cells = [[float("nan") if v is None else v for v in row] for row in record.accuracy_matrix]
+        image = axis.imshow(cells, vmin=min(lowest, 95), vmax=100, cmap="viridis")
+        for i, row in enumerate(record.accuracy_matrix):
+            for j, value in enumerate(row):
+                if value is not None and len(cells) <= 12:
+                    dark = value < (min(lowest, 95) + 100) / 2
+                    axis.text(
+                        j, i, f"{value:.0f}", ha="center", va="center", fontsize=8,
+                        color="white" if dark else "black",
+                    )  # fmt: skip
+        axis.set_title(
+            f"{record.method_name}   ACC {number(record.average_accuracy)}"
+            f"   BWT {number(record.backward_transfer, signed=True)}",
+            fontsize=9,
+        )
+        axis.set_xlabel("task measured")
+        ticks = range(len(cells))
+        axis.set_xticks(ticks, [str(tick + 1) for tick in ticks])
+        axis.set_yticks(ticks, [str(tick + 1) for tick in ticks])
+    axes[0][0].set_ylabel("after learning task")
+    figure.colorbar(image, ax=axes[0].tolist(), label="accuracy, %", shrink=0.8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+    return path
+
+
+def _values(matrix: Matrix, default: float) -> list[float]:
+    return sorted(v for row in matrix for v in row if v is not None) or [default]

@@ -1,0 +1,170 @@
+"""What every method in the table promises. Registering a method is what makes it tested."""
+
+import copy
+
+import pytest
+import torch
+from streams import blobs
+
+from classgrad import methods
+from classgrad.evaluation import accuracy
+from classgrad.methods import METHODS, Step
+from classgrad.plan import make_plan
+from classgrad.run import Run
+from classgrad.training import Training, fit
+
+STREAM = blobs()
+QUICK = {"epochs": 8, "batch_size": 12, "learning_rate": 0.03, "momentum": 0.8, "warmup": 0}
+NETWORKS = [
+    ("mlp", {}),
+    ("mlp", {"batch_norm": True, "norm": "stored", "dropout": 0.1}),
+    ("mlp", {"heads": "shared"}),
+    ("lenet5", {}),
+]
+
+pytestmark = pytest.mark.parametrize("name", METHODS)
+
+
+def start(name, network="mlp", stream=STREAM, **values):
+    plan = make_plan(stream, name, network=network, values={**QUICK, **values})
+    return Run(plan, stream, None, None)
+
+
+def hooks(net):
+    return [
+        (path, what)
+        for path, module in net.named_modules()
+        for what in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+        if getattr(module, what)
+    ] + [(path, "forward") for path, module in net.named_modules() if "forward" in vars(module)]
+
+
+@pytest.mark.parametrize(("network", "options"), NETWORKS)
+def test_learns_a_stream_and_leaves_no_hook(name, network, options):
+    running = start(name, network, **options)
+    record = running.go()
+    assert record.complete
+    assert hooks(running.net) == []
+    last = [row for row in record.accuracy_matrix if row[0] is not None][-1]
+    assert last[-1] > 80  # three classes: chance is 33
+
+
+def test_loss_falls(name):
+    running = start(name)
+    losses = {}
+    running.observer = lambda at: losses.setdefault(at.task, []).append(at.loss)
+    running.go()
+    for of_task in losses.values():
+        assert sum(of_task[-4:]) < 0.8 * sum(of_task[:4])
+
+
+def test_other_heads_do_not_move(name):
+    running = start(name)
+    running.learn(0)
+    old = [p.detach().clone() for p in running.net.head_parameters(0)]
+    running.learn(1)
+    new = running.net.head_parameters(0)
+    assert all(torch.equal(a, b) for a, b in zip(old, new, strict=True))
+
+
+def test_state_survives_a_round_trip(name):
+    running = start(name)
+    running.learn(0)
+    state = copy.deepcopy(running.method.state_dict())
+    net = copy.deepcopy(running.net)
+    again = methods.make(name, **running.plan.method.model_dump())
+    again.wrap(net, STREAM, 1)
+    again.load_state_dict(state, net)
+    assert again.memory_bytes() == running.method.memory_bytes() or running.method.joint
+    assert [vars(room) for room in again.room()] == [vars(r) for r in running.method.room()]
+    for model, method in ((running.net, running.method), (net, again)):
+        model.add_task(STREAM[1].classes)
+        method.begin_task(model, STREAM[1])
+        fit(model, method, [STREAM[1]], running.plan.training, seed=1)
+        method.close()
+    for left, right in zip(running.net.parameters(), net.parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_state_holds_no_graph_and_nothing_odd(name):
+    running = start(name)
+    running.learn(0)
+
+    def check(value):
+        if isinstance(value, torch.Tensor):
+            assert not value.requires_grad
+            assert value.grad_fn is None
+        elif isinstance(value, dict):
+            assert all(isinstance(key, str) for key in value)
+            [check(part) for part in value.values()]
+        elif isinstance(value, list):
+            [check(part) for part in value]
+        else:
+            assert value is None or isinstance(value, int | float | str | bool)
+
+    check(running.method.state_dict())
+
+
+def test_works_in_float64(name):
+    running = start(name)
+    running.net.double()
+    record = running.go()
+    assert all(p.dtype == torch.float64 for p in running.net.parameters())
+    assert record.average_accuracy > 60
+
+
+@pytest.mark.parametrize(
+    "optimiser",
+    [{"optimizer": "adam", "learning_rate": 0.005}, {"weight_decay": 1e-3}, {"momentum": 0.0}],
+)
+def test_works_with_every_optimiser(name, optimiser):
+    record = start(name, **optimiser).go()
+    assert record.average_accuracy > 60
+
+
+def test_same_seed_same_bits_and_another_seed_differs(name):
+    weights = []
+    for seed in (1, 1, 2):
+        running = Run(make_plan(STREAM, name, seed=seed, values=QUICK), STREAM, None, None)
+        running.go()
+        weights.append(torch.cat([p.detach().flatten() for p in running.net.parameters()]))
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_one_instance_serves_two_runs(name):
+    method = methods.make(name)
+    plan = make_plan(STREAM, method, values=QUICK)
+    records = [Run(plan, STREAM, None, None).go() for _ in range(2)]
+    assert records[0].accuracy_matrix == records[1].accuracy_matrix
+
+
+def test_hooks_are_gone_after_a_failure_in_training(name):
+    running = start(name)
+    running.learn(0)
+    running.plan.method.close()
+
+    def explode(net, step: Step):
+        raise RuntimeError("in the middle of a step")
+
+    object.__setattr__(running.method, "adjust_gradients", explode)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        running.go()
+    assert hooks(running.net) == []
+
+
+def test_learnt_on_its_own_the_first_task_is_learnt_as_by_finetune(name):
+    """No method here constrains the first task; CGP's contrast only adds to its loss."""
+    values = {"contrast": 0} if name == "cgp" else {}
+    nets = []
+    for method in (methods.make(name, **values), methods.make("finetune")):
+        plan = make_plan(STREAM, method, values=QUICK)
+        running = Run(plan, STREAM, None, None)
+        running.net.add_task(3)
+        running.method.begin_task(running.net, STREAM[0])
+        fit(running.net, running.method, [STREAM[0]], Training(**QUICK), seed=1)
+        running.method.close()
+        nets.append(running.net)
+    assert accuracy(nets[0], 0, STREAM[0], STREAM.test(0)) > 80
+    for left, right in zip(*(net.parameters() for net in nets), strict=True):
+        assert torch.equal(left, right)

@@ -1,0 +1,88 @@
+"""What every network in the table promises."""
+
+import pytest
+import torch
+
+from classgrad import networks
+from classgrad.capture import sites
+from classgrad.errors import UserError
+from classgrad.networks import NETWORKS
+from classgrad.projection import Projector
+
+pytestmark = pytest.mark.parametrize("name", NETWORKS)
+SHAPE = (3, 32, 32)
+
+
+def batch(count=4, seed=0):
+    return torch.rand(count, *SHAPE, generator=torch.Generator().manual_seed(seed))
+
+
+def test_gives_logits_per_task(name):
+    net = networks.build(name, SHAPE)
+    net.add_task(3)
+    net.add_task(5)
+    assert net(batch(), 0).shape == (4, 3)
+    assert net(batch(), 1).shape == (4, 5)
+    assert net.embed(batch(), 0).shape == (4, net.embedding)
+
+
+def test_same_seed_same_weights(name):
+    one, two, other = (networks.build(name, SHAPE, seed) for seed in (1, 1, 2))
+    for net in (one, two, other):
+        net.add_task(3)
+    pairs = list(zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert any(
+        not torch.equal(a, b)
+        for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    )
+
+
+def test_every_weight_matrix_can_be_protected(name):
+    net = networks.build(name, SHAPE)
+    projector = Projector(net.trunk)
+    weights = {id(site.weight) for site in projector.sites.values()}
+    beside = projector.beside_weights(net.trunk.modules())
+    assert len(weights) + len(beside) == len(list(net.trunk.parameters()))
+
+
+def test_every_site_sees_the_rows_its_weight_multiplies(name):
+    from classgrad.capture import tap
+
+    net = networks.build(name, SHAPE)
+    found = sites(net.trunk)
+    net.eval()
+    outputs = {}
+    keep = [
+        site.layer.register_forward_hook(lambda layer, _x, y: outputs.setdefault(layer, y))
+        for site in found.values()
+    ]
+    with torch.no_grad(), tap(found.values()) as seen:
+        net.embed(batch(2), 0)
+    for handle in keep:
+        handle.remove()
+    for site in found.values():
+        product = site.rows(seen[site.layer][0]) @ site.matrix(site.weight).T
+        y = outputs[site.layer]
+        expected = y if y.dim() == 2 else y.flatten(2).transpose(1, 2).reshape(-1, y.shape[1])
+        torch.testing.assert_close(product, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_stored_statistics_make_predictions_independent_of_the_batch(name):
+    net = networks.build(name, SHAPE, norm="stored")
+    net.add_task(3)
+    net.train()
+    net.embed(batch(8), 0)
+    net.eval()
+    alone = torch.cat([net(batch(4)[i : i + 1], 0) for i in range(4)])
+    torch.testing.assert_close(alone, net(batch(4), 0), atol=1e-5, rtol=1e-5)
+
+
+def test_too_small_images_are_refused_by_name(name):
+    if NETWORKS[name].smallest == 1:
+        assert networks.build(name, (5,)).embedding
+        return
+    small = NETWORKS[name].smallest - 1
+    with pytest.raises(UserError, match=f"network '{name}' needs images"):
+        networks.build(name, (1, small, small))
+    assert networks.build(name, (1, small + 1, small + 1)).embedding
