@@ -9,6 +9,7 @@ from torch import Tensor
 
 from classgrad import linalg
 from oracles.bases import directions, energies_along, outside
+from oracles.models import normal
 from oracles.projection import random_basis, without
 
 seeds = st.integers(0, 2**32 - 1)
@@ -18,7 +19,7 @@ shapes = st.tuples(st.integers(1, 30), st.integers(1, 15))
 def rows_of(shape: tuple[int, int], seed: int, decay: float = 1.0) -> Tensor:
     """Rows (n x d) whose columns shrink by `decay` from one to the next, then turned."""
     rng = np.random.default_rng(seed)
-    count, dimension = shape
+    dimension = shape[1]
     turn = np.linalg.qr(rng.standard_normal((dimension, dimension)))[0]
     rows = rng.standard_normal(shape) * decay ** np.arange(dimension)
     return torch.from_numpy(rows @ turn)
@@ -30,8 +31,8 @@ def orthonormality(basis: Tensor) -> float:
 
 def unheld(basis: Tensor, vectors: Tensor) -> float:
     """Largest share of a column's length that is outside the basis."""
-    rest = outside(vectors.double().numpy(), basis.numpy())
-    return float((np.linalg.norm(rest, axis=0) / vectors.norm(dim=0).numpy()).max())
+    rest = np.linalg.norm(outside(vectors.numpy(), basis.numpy()), axis=0)
+    return float((rest / vectors.norm(dim=0).clamp(min=1e-300).numpy()).max())
 
 
 @settings(deadline=None, max_examples=60)
@@ -117,12 +118,11 @@ def test_smallest_rank_adds_up_in_double_precision() -> None:
 def test_extending_keeps_the_old_columns_and_holds_the_new_ones(
     seed: int, data: st.DataObject
 ) -> None:
-    rng = np.random.default_rng(seed)
     dimension = data.draw(st.integers(1, 15))
     rank = data.draw(st.integers(0, dimension))
     count = data.draw(st.integers(0, 6))
     basis = random_basis(dimension, rank, seed)
-    vectors = torch.from_numpy(rng.standard_normal((dimension, count)))
+    vectors = normal(dimension, count, seed=seed)
     found = linalg.extend(basis, vectors)
     assert torch.equal(found[:, :rank], basis)
     assert found.shape[1] == min(dimension, rank + count)
@@ -162,16 +162,16 @@ def test_a_hundred_extensions_by_nearly_dependent_columns_stay_orthonormal(
         held.append(vectors)
         assert orthonormality(basis) < 1e-10
     assert 100 <= basis.shape[1] <= 150
-    assert unheld(basis, torch.cat(held, 1)) < 2e-7 or basis.shape[1] == 150
+    assert unheld(basis, torch.cat(held, 1)) < 2e-7
 
 
 def test_extending_by_nothing_new_gives_the_same_basis() -> None:
     basis = random_basis(7, 3)
-    inside = basis @ torch.randn(3, 4, dtype=torch.float64)
+    inside = basis @ normal(3, 4)
     for vectors in (inside, torch.zeros(7, 2), torch.zeros(7, 0)):
         assert torch.equal(linalg.extend(basis, vectors), basis)
     full = random_basis(4, 4)
-    assert torch.equal(linalg.extend(full, torch.randn(4, 3)), full)
+    assert torch.equal(linalg.extend(full, normal(4, 3)), full)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 3, 6, 7])

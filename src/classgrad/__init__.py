@@ -20,8 +20,8 @@ _HOMES = {
     "TaskStream": "tasks",
     "Training": "training",
     "UserError": "errors",
-    "attach": "attach",
-    "run": "run",
+    "attach": "attached",
+    "run": "runs",
 }
 _MODULES = ("benchmarks", "metrics", "networks", "recipes")
 

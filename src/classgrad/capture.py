@@ -16,6 +16,7 @@ from torch.nn import functional
 from classgrad.errors import UserError
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+PLAIN = {kind.forward for kind in (nn.Linear, *CONVOLUTIONS)}
 
 
 @dataclass(frozen=True)
@@ -61,17 +62,25 @@ def sites(model: nn.Module) -> dict[str, Site]:
     found: dict[str, Site] = {}
     owners: dict[int, str] = {}
     for name, layer in model.named_modules():
-        if isinstance(layer, nn.MultiheadAttention) and any(
-            parameter.requires_grad for parameter in layer.parameters()
-        ):
+        if not any(parameter.requires_grad for parameter in layer.parameters()):
+            continue
+        if isinstance(layer, nn.MultiheadAttention):
             raise UserError(
                 f"layer '{name}' (MultiheadAttention) hides the inputs of its weights: build it "
                 "from nn.Linear layers, or freeze it with requires_grad_(False)"
             )
-        if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)) or not layer.weight.requires_grad:
+        if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
+            continue
+        weight = layer.weight
+        if not isinstance(weight, nn.Parameter) or type(layer).forward not in PLAIN:
+            raise UserError(
+                f"layer '{name}' ({type(layer).__name__}) cannot be protected: its weight is "
+                "computed, or its forward is not that of nn.Linear or nn.Conv; use a plain layer, "
+                "or freeze it with requires_grad_(False)"
+            )
+        if not weight.requires_grad:
             continue
         groups = 1 if isinstance(layer, nn.Linear) else layer.groups
-        weight = layer.weight
         if id(weight) in owners:
             raise UserError(
                 f"layers '{owners[id(weight)]}' and '{name}' share one weight: use one module "

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from classgrad.plan import Plan
     from classgrad.records import RunRecord
-    from classgrad.tasks import TaskStream
+    from classgrad.runs import Run
     from classgrad.training import Observer
 
 # typer's own class for a wrong command line, below the one it exports: in some versions it is
@@ -68,16 +68,17 @@ def run(
     from rich.console import Console
 
     from classgrad.report import draw_matrices
-    from classgrad.run import Run, load_stream, run_folder
+    from classgrad.runs import Run, load_stream, run_folder
 
     plans = make_plans(benchmark, method, network, recipe, seed, parse_settings(settings or []))
     folders = [run_folder(out, plan) for plan in plans]
+    stream = load_stream(plans[0], data_dir)  # what methods learn does not differ between them
+    runs = [Run(plan, stream, folder) for plan, folder in zip(plans, folders, strict=True)]
     console = Console(stderr=as_json)
     records = []
-    for plan, folder in zip(plans, folders, strict=True):
-        stream = load_stream(plan, data_dir)
-        with progress_bar(console, plan.method.name, stream, plan.method.joint) as observer:
-            records.append(Run(plan, stream, folder, observer).go())
+    for one in runs:
+        with progress_bar(console, one) as observer:
+            records.append(one.go(observer))
     if as_json:
         found = [json.loads(record.to_json()) for record in records]
         print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
@@ -190,9 +191,7 @@ def parse_settings(given: list[str]) -> dict[str, Any]:
 
 
 @contextmanager
-def progress_bar(
-    console: "Console", title: str, stream: "TaskStream", joint: bool
-) -> "Iterator[Observer]":
+def progress_bar(console: "Console", run: "Run") -> "Iterator[Observer]":
     """Show a bar with task, epoch, loss and time left; yield what moves it."""
     from rich.progress import (
         BarColumn,
@@ -204,7 +203,7 @@ def progress_bar(
 
     from classgrad.training import Progress as Standing
 
-    tasks = len(stream)
+    tasks = len(run.stream)
     columns = [
         TextColumn("{task.description}"),
         BarColumn(),
@@ -214,11 +213,11 @@ def progress_bar(
         TimeRemainingColumn(),
     ]
     with Progress(*columns, console=console) as bar:
-        line = bar.add_task(f"{title:<10}", total=1.0, where="")
+        line = bar.add_task(f"{run.method.name:<10}", total=1.0, where="")
 
         def observer(at: Standing) -> None:
             share = at.step / at.steps
-            done = share if joint else (at.task + share) / tasks
+            done = share if run.method.joint else (at.task + share) / tasks
             where = f"task {at.task + 1}/{tasks} epoch {at.epoch + 1} loss {at.loss:.3f}"
             bar.update(line, completed=done, where=where)
 

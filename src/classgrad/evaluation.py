@@ -37,7 +37,7 @@ class Score:
     """Accuracies in per cent on one test set."""
 
     given: float  # the task is given
-    by_class: list[float]  # the same, for each class of the task (NaN without a test sample)
+    by_class: list[float | None]  # the same for each class; None without a test sample
     confident: float  # the head with the highest confidence decides
     nearest: float  # the nearest class prototype decides
 
@@ -67,7 +67,8 @@ def evaluate(net: Network, judge: Judge, task: Task, test: Split) -> Score:
         confident.append(choice[0] == wanted[index])
         nearest.append(choice[1] == wanted[index])
     right = torch.cat(given)
-    by_class = [_percent(right[test.labels == label]) for label in range(task.classes)]
+    of_class = [right[test.labels == label] for label in range(task.classes)]
+    by_class = [_percent(part) if len(part) else None for part in of_class]
     return Score(
         _percent(right), by_class, _percent(torch.cat(confident)), _percent(torch.cat(nearest))
     )

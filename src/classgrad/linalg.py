@@ -12,6 +12,9 @@ from torch import Tensor
 # matrix are exact to about 1e-16 of the largest one.
 NEGLIGIBLE = 1e-14
 
+# A unit vector with less than this outside a span lies in it.
+INSIDE = 1e-7
+
 
 def gram(rows: Tensor) -> Tensor:
     """Rows (n x d) -> C Cᵀ (d x d, float64)."""
@@ -91,19 +94,23 @@ def smallest_rank(energies: Tensor, target: float) -> int:
 def extend(basis: Tensor, vectors: Tensor) -> Tensor:
     """Basis (d x r) and columns (d x m) -> orthonormal basis of both, d x (r + new).
 
-    The first r columns stay as they are. Columns that lie in the span already are dropped. Each
-    column is orthogonalised twice: once leaves errors of the size of rounding / length.
+    The first r columns stay as they are. What lies in their span already is dropped. Each column is
+    orthogonalised twice: once leaves errors of the size of rounding / what is left of it.
     """
     vectors = vectors.double()
     lengths = vectors.norm(dim=0)
     for _ in range(2):
         vectors = vectors - basis @ (basis.T @ vectors)
-    fresh = vectors.norm(dim=0) > 1e-7 * lengths
-    vectors = vectors[:, fresh][:, : basis.shape[0] - basis.shape[1]]
+    vectors = vectors[:, vectors.norm(dim=0) > INSIDE * lengths]
     if vectors.shape[1] == 0:
         return basis
-    q, r = torch.linalg.qr(vectors / vectors.norm(dim=0))
-    new = q[:, r.diagonal().abs() > 1e-7]
+    vectors = vectors / vectors.norm(dim=0)
+    new, r = torch.linalg.qr(vectors)
+    if vectors.shape[1] > vectors.shape[0] or r.diagonal().abs().min() < INSIDE:
+        # Columns that depend on each other: QR would put arbitrary directions in their place.
+        left, singular, _ = torch.linalg.svd(vectors, full_matrices=False)
+        new = left[:, singular > INSIDE]
+    new = new[:, : basis.shape[0] - basis.shape[1]]
     new = new - basis @ (basis.T @ new)
     return torch.cat([basis, orthonormal(new)], dim=1)
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from torch import Tensor
 
 
-def average_accuracy(matrix: Tensor) -> float:
-    """ACC = 1/T Σ_j A[T-1, j], over the tasks measured at the end.
+def average_accuracy(matrix: Tensor) -> float | None:
+    """ACC = 1/T Σ_j A[T-1, j]; None if the last row was not measured.
 
     >>> average_accuracy(torch.tensor([[90.0, math.nan], [80.0, 96.0]]))
     88.0
     """
-    return float(matrix[-1].nanmean())
+    return _number(matrix[-1].mean())
 
 
 def backward_transfer(matrix: Tensor) -> float | None:

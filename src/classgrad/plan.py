@@ -99,12 +99,18 @@ def make_plan(
         filled["method"] = method.model_dump()
     if not isinstance(benchmark, str):
         filled["benchmark_options"] = {}
+    given: dict[str, str] = {}
     for name, value in (values or {}).items():
         owner = next((part for part, settings in parts.items() if settings.accepts(name)), None)
         if owner is None:
             known = [name for settings in parts.values() for name in settings.names()]
             raise unknown(f"setting for {kind.name} on {title} with {network}", name, known)
-        filled[owner][parts[owner].letters.get(name, name)] = value
+        settings = parts[owner]
+        word = settings.letters.get(name, name)
+        if given.setdefault(word, name) != name:
+            raise UserError(f"'{given[word]}' and '{name}' are the same setting: give one of them")
+        kept = {n: v for n, v in filled[owner].items() if settings.letters.get(n, n) != word}
+        filled[owner] = {**kept, name: value}
     return Plan(
         benchmark=title,
         benchmark_options=stream_options(**filled["benchmark_options"]),

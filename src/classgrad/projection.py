@@ -197,7 +197,7 @@ class Projector:
 def refuse_unprotectable(model: nn.Module) -> None:
     """Refuse, by name, every trainable layer whose old answers could not be kept."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+        if isinstance(module, NORMALISATIONS) and getattr(module, "track_running_stats", False):
             raise UserError(
                 f"layer '{name}' ({type(module).__name__}) keeps running statistics that every new "
                 "task would move: use classgrad.networks.TaskBatchNorm, which has its own for each "

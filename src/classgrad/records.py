@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
 
 from classgrad.errors import UserError
 
@@ -87,8 +88,8 @@ class RunRecord(BaseModel):
         return str(self.method["name"])
 
     def to_json(self) -> str:
-        """Return the record as JSON; numbers that are none become null."""
-        return json.dumps(_without_nan(self.model_dump()), indent=1) + "\n"
+        """Return the record as JSON."""
+        return json.dumps(self.model_dump(), indent=1, allow_nan=False) + "\n"
 
     def save(self, folder: Path) -> Path:
         """Write the record into a folder, whole or not at all; return its path."""
@@ -131,11 +132,6 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _without_nan(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(part) for part in value]
-    return value
+def rows(matrix: Tensor) -> Matrix:
+    """Return a matrix as lists, with None for NaN."""
+    return [[None if math.isnan(value) else value for value in row] for row in matrix.tolist()]

@@ -14,7 +14,7 @@ class Settings(BaseModel):
     `similarity=0.8` mean the same.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     kind: ClassVar[str] = "setting"
     letters: ClassVar[dict[str, str]] = {}
 

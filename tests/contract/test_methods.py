@@ -10,7 +10,7 @@ from classgrad import methods
 from classgrad.evaluation import accuracy
 from classgrad.methods import METHODS, Step
 from classgrad.plan import make_plan
-from classgrad.run import Run
+from classgrad.runs import Run
 from classgrad.training import Training, fit
 
 STREAM = blobs()
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.parametrize("name", METHODS)
 
 def start(name, network="mlp", stream=STREAM, **values):
     plan = make_plan(stream, name, network=network, values={**QUICK, **values})
-    return Run(plan, stream, None, None)
+    return Run(plan, stream)
 
 
 def hooks(net):
@@ -52,8 +52,7 @@ def test_learns_a_stream_and_leaves_no_hook(name, network, options):
 def test_loss_falls(name):
     running = start(name)
     losses = {}
-    running.observer = lambda at: losses.setdefault(at.task, []).append(at.loss)
-    running.go()
+    running.go(lambda at: losses.setdefault(at.task, []).append(at.loss))
     for of_task in losses.values():
         assert sum(of_task[-4:]) < 0.8 * sum(of_task[:4])
 
@@ -125,7 +124,7 @@ def test_works_with_every_optimiser(name, optimiser):
 def test_same_seed_same_bits_and_another_seed_differs(name):
     weights = []
     for seed in (1, 1, 2):
-        running = Run(make_plan(STREAM, name, seed=seed, values=QUICK), STREAM, None, None)
+        running = Run(make_plan(STREAM, name, seed=seed, values=QUICK), STREAM)
         running.go()
         weights.append(torch.cat([p.detach().flatten() for p in running.net.parameters()]))
     assert torch.equal(weights[0], weights[1])
@@ -135,7 +134,7 @@ def test_same_seed_same_bits_and_another_seed_differs(name):
 def test_one_instance_serves_two_runs(name):
     method = methods.make(name)
     plan = make_plan(STREAM, method, values=QUICK)
-    records = [Run(plan, STREAM, None, None).go() for _ in range(2)]
+    records = [Run(plan, STREAM).go() for _ in range(2)]
     assert records[0].accuracy_matrix == records[1].accuracy_matrix
 
 
@@ -159,7 +158,7 @@ def test_learnt_on_its_own_the_first_task_is_learnt_as_by_finetune(name):
     nets = []
     for method in (methods.make(name, **values), methods.make("finetune")):
         plan = make_plan(STREAM, method, values=QUICK)
-        running = Run(plan, STREAM, None, None)
+        running = Run(plan, STREAM)
         running.net.add_task(3)
         running.method.begin_task(running.net, STREAM[0])
         fit(running.net, running.method, [STREAM[0]], Training(**QUICK), seed=1)

@@ -42,7 +42,9 @@ def chosen(
 ) -> selection.Selection:
     extra = [group] if rule == "official" else []
     basis = torch.from_numpy(memory.basis)
-    return getattr(selection, rule)(basis, Representation.of(torch.from_numpy(c.T)), epsilon, *extra)
+    return getattr(selection, rule)(
+        basis, Representation.of(torch.from_numpy(c.T)), epsilon, *extra
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from classgrad import networks
-from classgrad.attach import Attached, attach
+from classgrad.attached import Attached, attach
 from classgrad.augment import augmix
 from classgrad.methods import CGP, GPM, Projected, Step
 from classgrad.methods.cgp import contrastive
@@ -18,6 +18,7 @@ from classgrad.networks import Network
 from classgrad.tasks import Split, Task, TaskStream
 from oracles.bases import Case, LayerMemory, as_batch, held, linear_layer, projector, random_case
 from oracles.contrast import contrastive_by_loops
+from oracles.models import normal
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -277,8 +278,7 @@ embeddings = st.tuples(st.integers(1, 7), st.integers(1, 6), seeds)
 
 def pair(sizes: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     count, width, seed = sizes
-    chance = torch.Generator().manual_seed(seed)
-    return torch.randn(2, count, width, generator=chance, dtype=torch.float64).unbind()
+    return normal(2, count, width, seed=seed).unbind()
 
 
 @settings(deadline=None, max_examples=50)
@@ -320,7 +320,7 @@ def test_the_contrastive_loss_ignores_length_rotation_and_order(
 def test_the_contrastive_loss_of_one_image_is_zero_and_of_equal_ones_the_log_of_their_number() -> (
     None
 ):
-    one = torch.randn(1, 4)
+    one = normal(1, 4)
     assert contrastive(one, -one, 0.5).item() == pytest.approx(0, abs=1e-6)
     equal = torch.ones(5, 4)
     assert contrastive(equal, equal, 0.5).item() == pytest.approx(np.log(9), rel=1e-6)

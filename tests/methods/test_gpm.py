@@ -5,10 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from classgrad.attach import attach
+from classgrad.attached import attach
 from classgrad.errors import UserError
 from classgrad.methods import GPM
 from oracles.bases import LayerMemory, as_batch, held, linear_layer, projector, random_case
+from oracles.models import built, in_turn, normal
 
 
 def gpm_basis(tasks: list[list[np.ndarray]], **values: object) -> np.ndarray:
@@ -63,26 +64,25 @@ def test_compat_takes_one_direction_less_for_the_first_basis_only() -> None:
 
 def test_epsilon_grows_with_every_task_up_to_its_limit() -> None:
     method = GPM(epsilon=0.9, energy_step=0.03, energy_limit=0.95)
-    guard = attach(nn.Sequential(nn.Linear(3, 2)), method)
+    guard = attach(linear_layer(3), method)
     found = []
     for _ in range(4):
         found.append(guard.method.thresholds()["0"])
-        guard.end_task([(torch.randn(4, 3), torch.zeros(4, dtype=torch.int64))])
+        guard.end_task([(normal(4, 3), in_turn(4, 1))])
     assert found == pytest.approx([0.9, 0.93, 0.95, 0.95], abs=1e-12)
     assert method.subspaces == {}  # the settings a user passed stay a description
 
 
 def test_a_start_above_the_limit_is_kept() -> None:
-    guard = attach(nn.Sequential(nn.Linear(3, 2)), GPM(epsilon=1.0, energy_limit=0.9))
-    guard.end_task([(torch.randn(4, 3), torch.zeros(4, dtype=torch.int64))])
+    guard = attach(linear_layer(3), GPM(epsilon=1.0, energy_limit=0.9))
+    guard.end_task([(normal(4, 3), in_turn(4, 1))])
     assert guard.method.thresholds() == {"0": 1.0}
 
 
 def test_energy_and_samples_can_be_given_by_layer() -> None:
-    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)).double()
+    model = built(lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)))
     guard = attach(model, GPM(epsilon={"0": 1.0, "*": 1.0}, samples={"0": 2, "1": 3}))
-    x = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    guard.end_task([(x, torch.zeros(8, dtype=torch.int64))])
+    guard.end_task([(normal(8, 6), in_turn(8, 1))])
     assert [(room.name, room.rank) for room in guard.room()] == [("0", 2), ("1", 3)]
 
 
@@ -94,14 +94,14 @@ def test_energy_and_samples_can_be_given_by_layer() -> None:
     ],
 )
 def test_a_setting_by_layer_that_fits_no_layer_is_refused(values: dict, named: str) -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model = built(lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
     with pytest.raises(UserError, match=named):
         attach(model, GPM(**values))
 
 
 def test_the_state_holds_the_bases_the_frozen_parameters_and_the_number_of_tasks() -> None:
-    guard = attach(nn.Sequential(nn.Linear(5, 3)), GPM(epsilon=0.9))
-    guard.end_task([(torch.randn(4, 5), torch.zeros(4, dtype=torch.int64))])
+    guard = attach(built(lambda: nn.Sequential(nn.Linear(5, 3))), GPM(epsilon=0.9))
+    guard.end_task([(normal(4, 5), in_turn(4, 1))])
     state = guard.method.state_dict()
     assert (state["frozen"], state["learnt"]) == (["0.bias"], 1)
     assert torch.equal(state["bases"]["0"], guard.method.subspaces["0"].basis)

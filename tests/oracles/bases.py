@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from oracles.models import built
+
 
 def energy(c: np.ndarray) -> float:
     """||C||²."""
@@ -226,4 +228,4 @@ def as_batch(classes: list[np.ndarray]) -> tuple[Tensor, Tensor]:
 
 def linear_layer(dimension: int) -> nn.Module:
     """Return a model of one bias-free layer '0', whose inputs are those of the model."""
-    return nn.Sequential(nn.Linear(dimension, 3, bias=False)).double()
+    return built(lambda: nn.Sequential(nn.Linear(dimension, 3, bias=False)))

@@ -16,7 +16,7 @@ from classgrad.evaluation import Judge, Score, accuracy, evaluate
 from classgrad.methods.base import Method
 from classgrad.networks.network import Network
 from classgrad.plan import Plan, make_plan
-from classgrad.records import ClassResult, Layer, RunRecord, versions
+from classgrad.records import ClassResult, Layer, RunRecord, rows, versions
 from classgrad.tasks import TaskStream
 from classgrad.training import LossNotFinite, Observer, fit
 
@@ -42,7 +42,7 @@ def run(
     plan = make_plan(benchmark, method, network=network, recipe=recipe, seed=seed, values=values)
     stream = benchmark if isinstance(benchmark, TaskStream) else load_stream(plan, data_dir)
     folder = None if out is None else run_folder(out, plan)
-    return Run(plan, stream, folder, observer).go()
+    return Run(plan, stream, folder).go(observer)
 
 
 def load_stream(plan: Plan, data_dir: Path | str | None = None) -> TaskStream:
@@ -65,10 +65,9 @@ def run_folder(out: Path | str, plan: Plan) -> Path:
 class Run:
     """The state of a run between tasks."""
 
-    def __init__(
-        self, plan: Plan, stream: TaskStream, folder: Path | None, observer: Observer | None
-    ) -> None:
-        self.plan, self.stream, self.folder, self.observer = plan, stream, folder, observer
+    def __init__(self, plan: Plan, stream: TaskStream, folder: Path | None = None) -> None:
+        self.plan, self.stream, self.folder = plan, stream, folder
+        self.observer: Observer | None = None
         self.method = plan.method.replace()
         options = plan.network_options.model_dump()
         net = networks.build(plan.network, stream.input_shape, plan.seed, **options)
@@ -81,8 +80,9 @@ class Run:
             **plan.as_dict(), tasks=[task.name for task in stream], versions=versions()
         )
 
-    def go(self) -> RunRecord:
+    def go(self, observer: Observer | None = None) -> RunRecord:
         """Learn all tasks; return the record."""
+        self.observer = observer
         try:
             for number in range(len(self.stream)):
                 self.learn(number)
@@ -143,7 +143,7 @@ class Run:
         """Bring the record up to date with what was measured."""
         record = self.record
         given = self.matrix("given")
-        record.accuracy_matrix = given.tolist()
+        record.accuracy_matrix = rows(given)
         record.average_accuracy = metrics.average_accuracy(given)
         record.backward_transfer = metrics.backward_transfer(given)
         record.forgetting = metrics.forgetting(given)
@@ -151,8 +151,8 @@ class Run:
             self.before, self.untrained[: len(self.before)]
         )
         by_confidence, by_prototype = self.matrix("confident"), self.matrix("nearest")
-        record.accuracy_matrix_task_free = by_confidence.tolist()
-        record.accuracy_matrix_task_free_prototypes = by_prototype.tolist()
+        record.accuracy_matrix_task_free = rows(by_confidence)
+        record.accuracy_matrix_task_free_prototypes = rows(by_prototype)
         record.average_accuracy_task_free = metrics.average_accuracy(by_confidence)
         record.average_accuracy_task_free_prototypes = metrics.average_accuracy(by_prototype)
         record.classes = self.class_results()
@@ -184,7 +184,10 @@ class Run:
                     classes=list(self.stream[j].class_names),
                     learnt=list(then),
                     final=list(now.by_class),
-                    forgetting=[a - b for a, b in zip(then, now.by_class, strict=True)],
+                    forgetting=[
+                        None if a is None or b is None else a - b
+                        for a, b in zip(then, now.by_class, strict=True)
+                    ],
                 )
             )
         return found

@@ -1,0 +1,57 @@
+import pytest
+
+from classgrad import recipes
+from classgrad.errors import UserError
+
+
+def write(folder, text):
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_file_of_your_own(tmp_path):
+    path = write(
+        tmp_path,
+        """
+description = "mine"
+network = "lenet5"
+[training]
+epochs = 3
+[methods.gpm]
+energy = 0.9
+training = { epochs = 4 }
+[benchmarks.split-digits]
+network = "mlp"
+[benchmarks.split-digits.training]
+epochs = 5
+""",
+    )
+    recipe = recipes.load(path)
+    assert recipe.name == "mine"
+    assert recipe.network_for("split-digits") == "mlp"
+    assert recipe.network_for("other") == "lenet5"
+    assert recipe.values("training", "other", "cgp") == {"epochs": 3}
+    assert recipe.values("training", "other", "gpm") == {"epochs": 4}
+    assert recipe.values("training", "split-digits", "gpm") == {"epochs": 5}
+    assert recipe.values("method", "other", "gpm") == {"energy": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("not toml at all", "is not TOML"),
+        ("description = 3", "description"),
+        ('description = "x"\nsurprise = 1', "surprise"),
+        ('description = "x"\ntraining = 5', "training"),
+    ],
+)
+def test_broken_files_are_refused(tmp_path, text, message):
+    with pytest.raises(UserError, match=message) as caught:
+        recipes.load(write(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_is_refused():
+    with pytest.raises(UserError, match="cannot be read"):
+        recipes.load("/nowhere/none.toml")

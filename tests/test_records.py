@@ -1,0 +1,80 @@
+import json
+
+import pytest
+from streams import blobs
+
+from classgrad import run
+from classgrad.errors import UserError
+from classgrad.records import RunRecord
+
+KEYS = {
+    "schema_version",
+    "benchmark",
+    "method",
+    "network",
+    "recipe",
+    "seed",
+    "accuracy_matrix",
+    "accuracy_matrix_task_free",
+    "average_accuracy",
+    "backward_transfer",
+    "layers",
+    "seconds",
+    "memory_bytes",
+    "versions",
+    "complete",
+}
+
+
+@pytest.fixture(scope="module")
+def record():
+    return run(blobs(), "gpm", values={"epochs": 2, "batch_size": 12})
+
+
+def test_has_every_promised_key(record, tmp_path):
+    data = json.loads(record.save(tmp_path).read_text())
+    assert data.keys() >= KEYS
+    assert data["schema_version"] == 1
+    assert data["method"]["name"] == "gpm"
+    assert data["method"]["energy"] == 0.97
+    assert data["seconds"].keys() == {"train", "memory", "evaluate"}
+    assert data["versions"].keys() >= {"classgrad", "torch", "python", "numpy"}
+    assert data["complete"] is True
+    matrix = data["accuracy_matrix"]
+    assert [[value is None for value in row] for row in matrix] == [
+        [False, True, True],
+        [False, False, True],
+        [False, False, False],
+    ]
+    for layer in data["layers"]:
+        assert len(layer["ranks"]) == 3
+        assert 0 < layer["ranks"][0] <= layer["ranks"][-1] <= layer["dimension"]
+
+
+def test_survives_a_round_trip(record, tmp_path):
+    record.save(tmp_path)
+    assert RunRecord.load(tmp_path) == record
+    assert RunRecord.load(tmp_path / "record.json") == record
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not a record"),
+        ("[]", "is not a record"),
+        ("{}", "is not a record: benchmark"),
+        ('{"schema_version": 99}', "newer than 1: update classgrad"),
+        ("\x00\xff", "is not a record"),
+    ],
+)
+def test_broken_records_are_refused_in_one_line(tmp_path, text, message):
+    (tmp_path / "record.json").write_bytes(text.encode("latin1"))
+    with pytest.raises(UserError, match=message) as caught:
+        RunRecord.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no run at"):
+        RunRecord.load(tmp_path / "none")

@@ -1,0 +1,45 @@
+import io
+
+import pytest
+from rich.console import Console
+from streams import blobs
+
+from classgrad import report, run
+
+
+@pytest.fixture(scope="module")
+def records():
+    values = {"epochs": 1, "batch_size": 12}
+    return [run(blobs(), name, values=values) for name in ("cgp", "gpm", "finetune", "multitask")]
+
+
+def text(table, width=80):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_comparison_has_a_line_per_run_and_fits_a_terminal(records):
+    lines = text(report.comparison(records)).splitlines()
+    assert max(len(line) for line in lines) <= 80
+    for record in records:
+        (line,) = [line for line in lines if f" {record.method_name} " in line]
+        assert f"{record.average_accuracy:.2f}" in line
+        bwt = record.backward_transfer
+        assert ("-" if bwt is None else f"{bwt:+.2f}") in line
+        assert report.size(record.memory_bytes) in line
+
+
+def test_matrix_and_room(records):
+    shown = text(report.matrix_table(records[0]))
+    assert all(task in shown for task in records[0].tasks)
+    room = text(report.room_table(records[0]))
+    for layer in records[0].layers:
+        assert f"{layer.ranks[-1]}" in room
+
+
+def test_picture_is_a_png_with_something_in_it(records, tmp_path):
+    path = report.draw_matrices(records, tmp_path / "deep" / "picture.png")
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert len(data) > 10_000

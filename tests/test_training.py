@@ -1,0 +1,104 @@
+import pytest
+import torch
+from streams import blobs
+
+from classgrad import methods, networks
+from classgrad.errors import UserError
+from classgrad.tasks import Split, Task, batch_count, batches
+from classgrad.training import LossNotFinite, Training, epoch_batches, fit, validation_loss
+
+STREAM = blobs(tasks=2)
+
+
+def fresh():
+    net = networks.build("mlp", STREAM.input_shape, width=16)
+    net.add_task(3)
+    return net
+
+
+def test_plateau_stops_early_and_restores_the_best_weights():
+    task = STREAM[0]
+    # Validation labels that contradict training: its loss rises from the first epoch on.
+    wrong = Split(task.valid.images, (task.valid.labels + 1) % 3)
+    against = Task(0, "against", task.class_names, task.train, wrong)
+    training = Training(
+        epochs=40, learning_rate=0.5, schedule="plateau", lr_min=0.2, factor=2.0, patience=2
+    )
+    net, epochs = fresh(), []
+    fit(
+        net,
+        methods.make("finetune"),
+        [against],
+        training,
+        seed=1,
+        observer=lambda at: epochs.append(at.epoch),
+    )
+    # Worse in epochs 2 and 3, rate 0.25; worse in 4 and 5, rate 0.125 < 0.2: the end.
+    assert max(epochs) + 1 == 5
+    best = fresh()
+    once = Training(epochs=1, learning_rate=0.5, schedule="constant")
+    fit(best, methods.make("finetune"), [against], once, seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), best.parameters(), strict=True))
+
+
+def test_plateau_without_validation_data_is_refused():
+    task = STREAM[0]
+    empty = Split(task.valid.images[:0], task.valid.labels[:0])
+    bare = Task(0, "bare", task.class_names, task.train, empty)
+    with pytest.raises(UserError, match="needs validation data"):
+        fit(fresh(), methods.make("finetune"), [bare], Training(schedule="plateau"), seed=1)
+
+
+def test_loss_that_is_no_number_stops_with_task_epoch_and_step():
+    task = STREAM[0]
+    images = task.train.images.float().div(255)
+    images[7, 0, 3, 3] = torch.nan
+    broken = Task(0, "broken", task.class_names, Split(images, task.train.labels), task.valid)
+    with pytest.raises(LossNotFinite, match=r"task 1 \('broken'\), epoch 1, step \d+") as caught:
+        fit(fresh(), methods.make("finetune"), [broken], Training(batch_size=8), seed=1)
+    assert "\n" not in str(caught.value)
+
+
+def test_validation_loss_is_the_mean_over_all_samples():
+    net = fresh()
+    net.add_task(3)
+    total = 0.0
+    for task in STREAM:
+        logits = net(task.valid.unit_images(slice(None)), task.id)
+        loss = torch.nn.functional.cross_entropy(logits, task.valid.labels, reduction="sum")
+        total += float(loss.detach())
+    expected = total / sum(len(task.valid) for task in STREAM)
+    assert validation_loss(net, list(STREAM), 5) == pytest.approx(expected, rel=1e-6)
+
+
+def test_batches_cover_every_sample_once_and_mix_tasks():
+    chance = torch.Generator().manual_seed(0)
+    found = epoch_batches(list(STREAM), 10, chance)
+    assert {task.id for task, _ in found} == {0, 1}
+    assert [task.id for task, _ in found] != sorted(task.id for task, _ in found)
+    for task in STREAM:
+        index = torch.cat([b for t, b in found if t.id == task.id])
+        assert sorted(index.tolist()) == list(range(len(task.train)))
+
+
+@pytest.mark.parametrize(
+    ("count", "size"), [(1, 4), (4, 4), (5, 4), (9, 4), (10, 4), (3, 1), (0, 4)]
+)
+def test_no_batch_is_left_with_one_sample(count, size):
+    found = [len(b) for b in batches(count, size)]
+    assert sum(found) == count
+    assert len(found) == batch_count(count, size)
+    assert 1 not in found or size == 1 or count == 1
+
+
+def test_momentum_starts_anew_in_every_task():
+    """The optimiser is built per task, so the same task twice gives the same first step."""
+    training = Training(epochs=1, batch_size=48, momentum=0.9, learning_rate=0.1)
+    one, two = fresh(), fresh()
+    for net in (one, two):
+        fit(net, methods.make("finetune"), [STREAM[0]], training, seed=1)
+    state = {k: v.clone() for k, v in one.state_dict().items()}
+    fit(one, methods.make("finetune"), [STREAM[0]], training, seed=5)
+    two.load_state_dict(state)
+    fit(two, methods.make("finetune"), [STREAM[0]], training, seed=5)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
