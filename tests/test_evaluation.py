@@ -1,11 +1,11 @@
 import pytest
 import torch
-from streams import blobs
 from torch import nn
 from torch.nn import functional
 
 from classgrad.evaluation import Judge, accuracy, class_means, evaluate
 from classgrad.networks import build
+from streams import blobs
 
 STREAM = blobs(tasks=3)
 

@@ -1,7 +1,6 @@
 import itertools
 
 import pytest
-from streams import blobs
 
 from classgrad import CGP
 from classgrad.benchmarks import BENCHMARKS
@@ -11,6 +10,7 @@ from classgrad.networks import NETWORKS
 from classgrad.plan import make_plan
 from classgrad.recipes import names
 from classgrad.training import Training
+from streams import blobs
 
 
 def test_values_go_where_they_belong():

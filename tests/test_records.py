@@ -1,11 +1,11 @@
 import json
 
 import pytest
-from streams import blobs
 
 from classgrad import run
 from classgrad.errors import UserError
 from classgrad.records import RunRecord
+from streams import blobs
 
 KEYS = {
     "schema_version",

@@ -2,9 +2,9 @@ import io
 
 import pytest
 from rich.console import Console
-from streams import blobs
 
 from classgrad import report, run
+from streams import blobs
 
 
 @pytest.fixture(scope="module")

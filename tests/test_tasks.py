@@ -1,9 +1,9 @@
 import pytest
 import torch
-from streams import blobs
 
 from classgrad.errors import UserError
 from classgrad.tasks import Split, Task, TaskStream
+from streams import blobs
 
 IMAGES = torch.zeros(4, 1, 2, 2, dtype=torch.uint8)
 LABELS = torch.tensor([0, 1, 0, 1])

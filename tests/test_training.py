@@ -1,11 +1,11 @@
 import pytest
 import torch
-from streams import blobs
 
 from classgrad import methods, networks
 from classgrad.errors import UserError
 from classgrad.tasks import Split, Task, batch_count, batches
 from classgrad.training import LossNotFinite, Training, epoch_batches, fit, validation_loss
+from streams import blobs
 
 STREAM = blobs(tasks=2)
 

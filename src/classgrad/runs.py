@@ -71,6 +71,7 @@ class Run:
         self.method = plan.method.replace()
         options = plan.network_options.model_dump()
         net = networks.build(plan.network, stream.input_shape, plan.seed, **options)
+        net.add_task(stream[0].classes)
         self.net: Network = self.method.wrap(net, stream, plan.seed)
         self.judge = Judge()
         self.scores: list[list[Score]] = []
@@ -98,7 +99,8 @@ class Run:
     def learn(self, number: int) -> None:
         """Learn one task and measure."""
         task, seed = self.stream[number], self.plan.seed
-        self.net.add_task(task.classes)
+        if number:
+            self.net.add_task(task.classes)
         if self.net.shared_head:
             self.measure_ahead(number)
         self.method.begin_task(self.net, task)

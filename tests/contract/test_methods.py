@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from streams import blobs
 
 from classgrad import methods
 from classgrad.evaluation import accuracy
@@ -12,6 +11,7 @@ from classgrad.methods import METHODS, Step
 from classgrad.plan import make_plan
 from classgrad.runs import Run
 from classgrad.training import Training, fit
+from streams import blobs
 
 STREAM = blobs()
 QUICK = {"epochs": 8, "batch_size": 12, "learning_rate": 0.03, "momentum": 0.8, "warmup": 0}
@@ -159,7 +159,6 @@ def test_learnt_on_its_own_the_first_task_is_learnt_as_by_finetune(name):
     for method in (methods.make(name, **values), methods.make("finetune")):
         plan = make_plan(STREAM, method, values=QUICK)
         running = Run(plan, STREAM)
-        running.net.add_task(3)
         running.method.begin_task(running.net, STREAM[0])
         fit(running.net, running.method, [STREAM[0]], Training(**QUICK), seed=1)
         running.method.close()

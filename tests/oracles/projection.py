@@ -16,9 +16,9 @@ def without(gradient: Tensor, basis: Tensor) -> Tensor:
 
 
 def leak(change: Tensor, basis: Tensor) -> float:
-    """||ΔW S|| / ||ΔW||."""
+    """||ΔW S|| / ||ΔW||, 0 if nothing moved."""
     change = change.detach().double()
-    return float((change @ basis.double()).norm() / change.norm())
+    return float((change @ basis.double()).norm() / change.norm()) if change.any() else 0.0
 
 
 def random_basis(dimension: int, rank: int, seed: int = 0) -> Tensor:

@@ -52,7 +52,7 @@ class Method(Settings):
     joint: ClassVar[bool] = False  # learns all tasks at once, so only the end can be judged
 
     def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
-        """Change the network once, before the first task."""
+        """Change the network once; it has the head of the first task already."""
         return net
 
     def begin_task(self, net: Network, task: Task) -> None:

@@ -1,0 +1,186 @@
+"""BatchNorm per task against PyTorch's, and dropout from a passed generator."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from classgrad.errors import UserError
+from classgrad.networks.layers import Dropout, TaskBatchNorm
+from oracles.models import normal
+
+SHAPES = [(6, 3), (4, 3, 5), (2, 3, 4, 5), (2, 3, 2, 3, 4)]
+
+
+def norm(statistics: str = "batch", affine: str = "first") -> TaskBatchNorm:
+    return TaskBatchNorm(3, statistics, affine).double()
+
+
+def scaled(layer: TaskBatchNorm, task: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Give the scale and shift of a task some values, and return them."""
+    scale, shift = layer.get_parameter(f"scale_{task}"), layer.get_parameter(f"shift_{task}")
+    with torch.no_grad():
+        scale.copy_(normal(3, seed=seed))
+        shift.copy_(normal(3, seed=seed + 1))
+    return scale.detach().clone(), shift.detach().clone()
+
+
+def by_hand(x: Tensor, mean: Tensor, variance: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """(x - m) / sqrt(v + 1e-5) * scale + shift, for every channel."""
+    result = torch.empty_like(x)
+    for c in range(x.shape[1]):
+        result[:, c] = (x[:, c] - mean[c]) / (variance[c] + 1e-5).sqrt() * scale[c] + shift[c]
+    return result
+
+
+def of_batch(x: Tensor) -> tuple[Tensor, Tensor]:
+    channels = x.movedim(1, 0).flatten(1)
+    return channels.mean(1), channels.var(1, unbiased=False)
+
+
+def pytorch_norm(x: Tensor, *, running: bool) -> nn.Module:
+    kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[x.dim()]
+    return kind(3, track_running_stats=running).double()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_statistics_are_those_of_the_batch_at_hand_always(
+    shape: tuple[int, ...], training: bool
+) -> None:
+    x = normal(*shape) * 3 + 1
+    layer = norm().train(training)
+    other = pytorch_norm(x, running=False).train(training)
+    assert torch.allclose(layer(x), other(x), atol=1e-12)
+    scale, shift = scaled(layer, 0, 5)
+    assert torch.allclose(layer(x), by_hand(x, *of_batch(x), scale, shift), atol=1e-12)
+    assert not list(layer.buffers())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_stored_statistics_run_as_those_of_pytorch(shape: tuple[int, ...]) -> None:
+    layer = norm("stored")
+    other = pytorch_norm(normal(*shape), running=True)
+    for seed in range(4):
+        x = normal(*shape, seed=seed) * 3 + 1
+        assert torch.allclose(layer(x), other(x), atol=1e-12)
+    assert torch.allclose(layer.mean_0, other.running_mean, atol=1e-12)
+    assert torch.allclose(layer.variance_0, other.running_var, atol=1e-12)
+    layer.eval()
+    other.eval()
+    assert torch.allclose(layer(x), other(x), atol=1e-12)
+    assert torch.allclose(layer(x[:1]), layer(x)[:1], atol=1e-12)  # whatever else is in the batch
+    assert torch.allclose(layer.mean_0, other.running_mean, atol=1e-12)
+
+
+def test_every_task_has_stored_statistics_of_its_own() -> None:
+    layer = norm("stored")
+    first, second = normal(6, 3) + 5, normal(6, 3, seed=1) * 4
+    layer(first)
+    kept = layer.mean_0.clone(), layer.variance_0.clone()
+    layer.add_task()
+    assert (layer.tasks, layer.task) == (2, 1)
+    assert not layer.mean_1.any()
+    assert bool((layer.variance_1 == 1).all())
+    for _ in range(3):
+        layer(second)
+    assert torch.equal(layer.mean_0, kept[0])
+    assert torch.equal(layer.variance_0, kept[1])
+    layer.eval()
+    for task in (0, 1):
+        layer.task = task
+        stored = layer.get_buffer(f"mean_{task}"), layer.get_buffer(f"variance_{task}")
+        expected = by_hand(first, *stored, torch.ones(3), torch.zeros(3))
+        assert torch.allclose(layer(first), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("statistics", ["batch", "stored"])
+def test_one_scale_and_shift_serve_all_tasks(statistics: str) -> None:
+    layer = norm(statistics)
+    scale, shift = scaled(layer, 0, 5)
+    layer.add_task()
+    assert [name for name, _ in layer.named_parameters()] == ["scale_0", "shift_0"]
+    x = normal(6, 3)
+    for task in (0, 1):
+        layer.task = task
+        assert torch.allclose(layer(x), by_hand(x, *of_batch(x), scale, shift), atol=1e-12)
+
+
+@pytest.mark.parametrize("statistics", ["batch", "stored"])
+def test_every_task_starts_from_the_scale_and_shift_before_and_keeps_its_own(
+    statistics: str,
+) -> None:
+    layer = norm(statistics, "task")
+    first = scaled(layer, 0, 5)
+    layer.add_task()
+    assert torch.equal(layer.scale_1, first[0])
+    assert torch.equal(layer.shift_1, first[1])
+    assert layer.scale_1.requires_grad
+    second = scaled(layer, 1, 7)
+    x = normal(6, 3)
+    layer(x).sin().sum().backward()
+    assert layer.scale_0.grad is None
+    assert layer.scale_1.grad.any()
+    for task, own in ((0, first), (1, second)):
+        layer.task = task
+        assert torch.allclose(layer(x), by_hand(x, *of_batch(x), *own), atol=1e-12)
+
+
+@pytest.mark.parametrize("affine", ["first", "task"])
+def test_a_new_task_has_the_precision_of_the_layer(affine: str) -> None:
+    layer = norm("stored", affine)
+    layer.add_task()
+    assert {t.dtype for t in layer.state_dict().values()} == {torch.float64}
+
+
+def test_one_sample_is_refused_where_its_batch_is_all_there_is() -> None:
+    x = normal(1, 3)
+    for layer in (norm(), norm().eval(), norm("stored")):
+        with pytest.raises(UserError, match="one sample"):
+            layer(x)
+    assert norm("stored").eval()(x).shape == (1, 3)
+    assert norm()(normal(1, 3, 4)).shape == (1, 3, 4)  # four values for every channel
+
+
+def dropped(share: float, x: Tensor, seed: int) -> Tensor:
+    layer = Dropout(share)
+    layer.generator = torch.Generator().manual_seed(seed)
+    return layer(x)
+
+
+@settings(deadline=None, max_examples=30)
+@given(share=st.floats(0.01, 0.95), seed=st.integers(0, 2**32 - 1))
+def test_dropout_depends_on_its_generator_alone(share: float, seed: int) -> None:
+    x = normal(5, 40)
+    found = dropped(share, x, seed)
+    assert torch.equal(found, dropped(share, x, seed))
+    kept = found != 0
+    assert torch.allclose(found[kept], x[kept] / (1 - share), rtol=1e-12)
+
+
+def test_dropout_draws_anew_for_every_batch() -> None:
+    layer = Dropout(0.5)
+    layer.generator = torch.Generator().manual_seed(0)
+    x = torch.ones(4, 50)
+    assert not torch.equal(layer(x), layer(x))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_dropout_is_right_on_average(share: float) -> None:
+    count = 200_000
+    found = dropped(share, torch.ones(count, dtype=torch.float64), 0)
+    error = (share / (1 - share) / count) ** 0.5  # standard deviation of the mean
+    assert abs(found.mean().item() - 1) < 4 * error
+    assert (
+        abs((found == 0).double().mean().item() - share) < 4 * (share * (1 - share) / count) ** 0.5
+    )
+
+
+def test_dropout_leaves_predictions_and_gradients_of_kept_values_alone() -> None:
+    x = normal(3, 4).requires_grad_()
+    assert Dropout(0.5).eval()(x) is x
+    assert Dropout(0.0)(x) is x
+    found = dropped(0.5, x, 0)
+    found.sum().backward()
+    assert torch.equal(x.grad, (found != 0).double() * 2)
