@@ -1,4 +1,4 @@
-"""Gradient projection in a plain PyTorch training loop: the lines marked with * are all it takes."""
+"""Gradient projection in a plain PyTorch loop: the lines marked with * are all it takes."""
 
 import torch
 from torch import nn

@@ -52,6 +52,18 @@ def convolutional() -> nn.Module:
     )
 
 
+class Heads(nn.Module):
+    """A body for all tasks and a head for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(30, 40)
+        self.heads = nn.ModuleList([nn.Linear(40, 2), nn.Linear(40, 2)])
+
+    def forward(self, x: Tensor, number: int) -> Tensor:
+        return self.heads[number](self.body(x).relu())
+
+
 def task(number: int, count: int = 8) -> tuple[Tensor, Tensor]:
     """Two new classes of a few samples, in float32."""
     centres = normal(2, 30, seed=10 + number)
@@ -188,15 +200,6 @@ def test_a_data_loader_is_gone_through_as_often_as_needed() -> None:
 
 
 def test_forward_may_be_given_for_a_model_that_needs_more_than_inputs() -> None:
-    class Heads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Linear(30, 40)
-            self.heads = nn.ModuleList([nn.Linear(40, 2), nn.Linear(40, 2)])
-
-        def forward(self, x: Tensor, number: int) -> Tensor:
-            return self.heads[number](self.body(x).relu())
-
     model = built(Heads)
     guard = attach(model, EVERYTHING["cgp"]())
     x = normal(6, 30)
@@ -212,6 +215,24 @@ def test_forward_may_be_given_for_a_model_that_needs_more_than_inputs() -> None:
             optimizer.step()
     assert torch.allclose(model(x, 0), answers, rtol=0, atol=1e-10)
     assert not torch.equal(model.heads[1].bias, before)  # the second head was not in use
+
+
+def test_what_an_earlier_task_froze_stays_frozen_after_later_ones() -> None:
+    model = built(Heads)
+    guard = attach(model, EVERYTHING["gpm"]())
+    for number in range(2):
+        x = normal(4, 30, seed=number)
+        guard.end_task([(x, in_turn(4, 2))], forward=lambda x, own=number: model(x, own))
+    before = [
+        model.get_parameter(f"{name}.bias").clone() for name in ("body", "heads.0", "heads.1")
+    ]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with guard.step(optimizer):
+        x = normal(4, 30, seed=2)
+        (model(x, 0) + model(x, 1)).sin().sum().backward()
+        optimizer.step()
+    after = [model.get_parameter(f"{name}.bias") for name in ("body", "heads.0", "heads.1")]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 def test_a_loader_that_can_be_gone_through_only_once_is_refused() -> None:

@@ -110,7 +110,10 @@ WRONG = {
     "images too small": (["run", "--network", "alexnet5"], "network 'alexnet5' needs images"),
     "layer without value": (["run", "--set", 'energy={"fc1": 0.9}'], "no value for layer 'fc2'"),
     "layer that is not": (["run", "--set", 'energy={"*": 0.9, "c": 1}'], "'c' fits no layer"),
-    "tasks do not divide": (["run", "split-digits", "--set", "tasks=3"], "must divide the 10"),
+    "tasks do not divide": (
+        ["run", "split-digits", "--set", "tasks=3"],
+        "tasks must be 1, 2, 5 or 10",
+    ),
     "seed": (["run", "--seed", "-1"], "seed"),
     "seed word": (["run", "--seed", "one"], "seed"),
     "unknown option": (["run", "--fast"], "--fast"),

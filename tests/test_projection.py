@@ -179,6 +179,26 @@ def test_weights_with_their_channels_last_are_projected_too(
     assert max(leaks(model, before, bases)) < 1e-10
 
 
+@pytest.mark.parametrize(("rows", "width"), [(3, 3), (12, 12), (30, 20)])
+def test_the_subspace_is_removed_once_and_where_that_is_cheaper(
+    rows: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the rows of the input if they are fewer than the outputs, else from the gradient."""
+    freed = []
+    remove = Side.free
+
+    def spy(side: Side, matrix: Tensor) -> Tensor:
+        freed.append(len(matrix))
+        return remove(side, matrix)
+
+    monkeypatch.setattr(Side, "free", spy)
+    model = built(lambda: nn.Sequential(nn.Linear(8, 20)))
+    projector, _ = guarded(model)
+    model(normal(rows, 8)).sin().sum().backward()
+    projector.before_step(plain_sgd(model))
+    assert freed == [width]
+
+
 @pytest.mark.parametrize("sizes", [(2, 3), (2, 30), (30, 2), (30, 40)])
 @pytest.mark.parametrize("share", [0.2, 0.8])
 def test_a_layer_called_several_times_in_one_loss_is_projected(
@@ -386,6 +406,20 @@ def test_momentum_from_before_the_subspace_grew_stays_out_of_what_it_gained() ->
     before = weights(model)
     train(model, optimizer, projector.step)
     assert max(leaks(model, before, {n: s.basis for n, s in grown.items()})) < 1e-10
+
+
+def test_momentum_loaded_from_an_earlier_state_stays_out_as_well() -> None:
+    model = built(mixed)
+    optimizer = OPTIMISERS["momentum"](model.parameters())
+    train(model, optimizer, None)
+    earlier = copy.deepcopy(optimizer.state_dict())
+    projector, bases = guarded(model, 0.3)
+    optimizer = OPTIMISERS["momentum"](model.parameters())
+    train(model, optimizer, projector.step, steps=1)
+    optimizer.load_state_dict(earlier)
+    before = weights(model)
+    train(model, optimizer, projector.step)
+    assert max(leaks(model, before, bases)) < 1e-10
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)

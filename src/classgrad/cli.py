@@ -1,4 +1,4 @@
-"""The command line: run, list, show. Everything heavy is imported inside the commands."""
+"""The command line: run, list, show, data. What is heavy is imported inside the commands."""
 
 import json
 import sys
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from classgrad import cli_data
 from classgrad.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+app.add_typer(cli_data.app, name="data")
 
 
 @app.command(
@@ -58,7 +60,7 @@ def run(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs"),
     data_dir: Annotated[
-        Path | None, typer.Option(envvar="CLASSGRAD_DATA", help="Folder of the data sets.")
+        Path | None, typer.Option(envvar="CLASSGRAD_DATA", help="Folder of the datasets.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the record and nothing else.")

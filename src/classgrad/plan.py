@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +52,8 @@ class Plan:
         """Return a name that differs between runs that differ in any value."""
         text = json.dumps(self.as_dict(), sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        return f"{self.benchmark}-{self.method.name}-seed{self.seed}-{digest}"
+        title = re.sub(r"[^\w.-]+", "-", self.benchmark.partition(":")[0])
+        return f"{title}-{self.method.name}-seed{self.seed}-{digest}"
 
 
 def make_plan(

@@ -59,6 +59,7 @@ class RunRecord(BaseModel):
     benchmark: str
     benchmark_options: dict[str, Any]
     tasks: list[str]
+    data_notes: list[str] = Field(default_factory=list)
     method: dict[str, Any]
     network: str
     network_options: dict[str, Any]

@@ -78,7 +78,10 @@ class Run:
         self.before: list[float] = []  # on each task right before it is learnt, one head for all
         self.untrained: list[float] = []  # on each task before anything is learnt, likewise
         self.record = RunRecord(
-            **plan.as_dict(), tasks=[task.name for task in stream], versions=versions()
+            **plan.as_dict(),
+            tasks=[task.name for task in stream],
+            data_notes=list(stream.notes),
+            versions=versions(),
         )
 
     def go(self, observer: Observer | None = None) -> RunRecord:

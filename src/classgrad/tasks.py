@@ -83,9 +83,14 @@ class Task:
 
 
 class TaskStream(Sequence[Task]):
-    """Tasks in the order they arrive; `stream.test(j)` is for evaluation only."""
+    """Tasks in the order they arrive; `stream.test(j)` is for evaluation only.
 
-    def __init__(self, name: str, tasks: Sequence[Task], tests: Sequence[Split]) -> None:
+    `notes` are remarks on the data that belong beside every figure.
+    """
+
+    def __init__(
+        self, name: str, tasks: Sequence[Task], tests: Sequence[Split], notes: Sequence[str] = ()
+    ) -> None:
         if not tasks:
             raise UserError(f"stream '{name}' has no task")
         if len(tasks) != len(tests):
@@ -99,6 +104,7 @@ class TaskStream(Sequence[Task]):
         self.name = name
         self._tasks = tuple(tasks)
         self._tests = tuple(tests)
+        self.notes = tuple(notes)
 
     def __len__(self) -> int:
         return len(self._tasks)

@@ -1,4 +1,7 @@
-"""What every benchmark in the table promises."""
+"""What every benchmark in the table promises; those on real data when CLASSGRAD_DATA is set."""
+
+import os
+from functools import lru_cache
 
 import pytest
 import torch
@@ -6,24 +9,41 @@ import torch
 from classgrad import benchmarks
 from classgrad.benchmarks import BENCHMARKS
 
-pytestmark = pytest.mark.parametrize("name", BENCHMARKS)
+pytestmark = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=pytest.mark.skipif(
+                bool(benchmark.datasets) and not os.environ.get("CLASSGRAD_DATA"),
+                reason="CLASSGRAD_DATA is not set: no real data",
+            ),
+        )
+        for name, benchmark in BENCHMARKS.items()
+    ],
+)
+
+
+@lru_cache(maxsize=4)
+def load(name, seed=1, **options):
+    return benchmarks.load(name, seed=seed, **options)
 
 
 def test_gives_a_stream_whose_parts_do_not_overlap(name):
-    stream = benchmarks.load(name)
+    stream = load(name)
     assert stream.name == name
     for task in stream:
         assert len(task.train) > len(task.valid) > 0
         test = {row.numpy().tobytes() for row in stream.test(task.id).images}
         train = {row.numpy().tobytes() for row in task.train.images}
         valid = {row.numpy().tobytes() for row in task.valid.images}
-        # A few digits are drawn alike to the last pixel; whole sets must not be shared.
-        assert len(train & test) < 0.02 * len(test)
+        # A few images stand twice in some releases; whole sets must not be shared.
+        assert len(train & test) < 0.03 * len(test)
         assert len(train & valid) < 0.05 * len(valid)
 
 
 def test_is_the_same_for_the_same_seed(name):
-    one, two = benchmarks.load(name, seed=3), benchmarks.load(name, seed=3)
+    one, two = load(name, seed=3), benchmarks.load(name, seed=3)
     for a, b in zip(one, two, strict=True):
         assert torch.equal(a.train.images, b.train.images)
         x = a.train.unit_images(slice(0, 5))
@@ -31,12 +51,12 @@ def test_is_the_same_for_the_same_seed(name):
 
 
 def test_test_data_do_not_depend_on_the_seed(name):
-    one, two = benchmarks.load(name, seed=1), benchmarks.load(name, seed=2)
+    one, two = load(name, seed=1), load(name, seed=2)
     for task in range(len(one)):
         assert torch.equal(one.test(task).images, two.test(task).images)
 
 
 def test_takes_fewer_training_images(name):
-    stream = benchmarks.load(name, train_per_class=7)
+    stream = load(name, train_per_class=7)
     for task in stream:
         assert torch.bincount(task.train.labels).tolist() == [7] * task.classes

@@ -1,5 +1,6 @@
 """Which inputs of which samples are kept for a class."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -208,6 +209,27 @@ def test_inputs_whose_first_dimension_is_not_the_batch_are_refused_by_name() -> 
     )
     with pytest.raises(UserError, match=r"layer '1'.*\(12, 5\).*batch"):
         gathered(model, [(normal(4, 3, 5), in_turn(4, 2))])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_inputs_that_are_not_finite_are_refused_by_name(value: float) -> None:
+    x = normal(8, 5)
+    x[3, 1] = value
+    with pytest.raises(UserError, match="'0'"):
+        gathered(built(two_layers), [(x, in_turn(8, 2))])
+
+
+@pytest.mark.parametrize("pool", [True, False])
+@pytest.mark.parametrize(
+    "labels",
+    [in_turn(8, 2).reshape(8, 1), nn.functional.one_hot(in_turn(8, 2), 3), in_turn(8, 2) + 0.5],
+    ids=["a column", "one-hot", "fractions"],
+)
+def test_labels_that_are_not_one_whole_number_a_sample_are_refused(
+    labels: Tensor, pool: bool
+) -> None:
+    with pytest.raises(UserError, match="label"):
+        gathered(built(two_layers), [(normal(8, 5), labels)], pool=pool)
 
 
 @pytest.mark.parametrize("training", [True, False])

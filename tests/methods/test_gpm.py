@@ -80,10 +80,13 @@ def test_a_start_above_the_limit_is_kept() -> None:
 
 
 def test_energy_and_samples_can_be_given_by_layer() -> None:
-    model = built(lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)))
-    guard = attach(model, GPM(epsilon={"0": 1.0, "*": 1.0}, samples={"0": 2, "1": 3}))
-    guard.end_task([(normal(8, 6), in_turn(8, 1))])
-    assert [(room.name, room.rank) for room in guard.room()] == [("0", 2), ("1", 3)]
+    model = built(
+        lambda: nn.Sequential(nn.Conv1d(4, 6, 1, groups=2), nn.Flatten(), nn.Linear(6, 6))
+    )
+    guard = attach(model, GPM(epsilon={"0": 0.9, "*": 1.0}, samples={"2": 3, "*": 1}))
+    assert guard.method.thresholds() == {"0[0]": 0.9, "0[1]": 0.9, "2": 1.0}
+    guard.end_task([(normal(8, 4, 1), in_turn(8, 1))])
+    assert [(r.name, r.rank) for r in guard.room()] == [("0[0]", 1), ("0[1]", 1), ("2", 3)]
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from classgrad.benchmarks.cifar import (
+    SplitCifar100Options,
+    SuperclassOptions,
+    cifar100_superclass,
+    split_cifar100,
+)
 from classgrad.benchmarks.digits import (
     PermutedDigitsOptions,
     SplitDigitsOptions,
     permuted_digits,
     split_digits,
 )
+from classgrad.benchmarks.five_datasets import FiveDatasetsOptions, five_datasets
+from classgrad.benchmarks.folder import FolderOptions, folder
+from classgrad.benchmarks.mnist import (
+    PermutedMnistOptions,
+    SplitMnistOptions,
+    permuted_mnist,
+    split_mnist,
+)
 from classgrad.benchmarks.options import BenchmarkSettings
-from classgrad.errors import unknown
+from classgrad.errors import UserError, unknown
 from classgrad.tasks import TaskStream
 
-__all__ = ["BENCHMARKS", "Benchmark", "find", "load", "permuted_digits", "split_digits"]
+__all__ = [
+    "BENCHMARKS",
+    "Benchmark",
+    "cifar100_superclass",
+    "find",
+    "five_datasets",
+    "folder",
+    "load",
+    "permuted_digits",
+    "permuted_mnist",
+    "split_cifar100",
+    "split_digits",
+    "split_mnist",
+]
 
 
 @dataclass(frozen=True)
@@ -26,6 +53,7 @@ class Benchmark:
     summary: str
     Options: type[BenchmarkSettings]
     make: Callable[..., TaskStream]
+    datasets: tuple[str, ...] = ()
 
 
 BENCHMARKS = {
@@ -33,19 +61,66 @@ BENCHMARKS = {
     for benchmark in (
         Benchmark(
             "permuted-digits",
-            "5 tasks of 10 digits, pixels in another order each (the embedded default)",
+            "5 tasks of 10 digits, pixels in another order each; embedded",
             PermutedDigitsOptions,
             permuted_digits,
         ),
-        Benchmark("split-digits", "5 tasks of 2 digits", SplitDigitsOptions, split_digits),
+        Benchmark(
+            "split-digits", "5 tasks of 2 digits; embedded", SplitDigitsOptions, split_digits
+        ),
+        Benchmark(
+            "split-cifar100",
+            "5, 10 or 20 tasks with the classes of CIFAR-100",
+            SplitCifar100Options,
+            split_cifar100,
+            ("cifar100",),
+        ),
+        Benchmark(
+            "cifar100-superclass",
+            "20 tasks with the 5 classes of a superclass of CIFAR-100",
+            SuperclassOptions,
+            cifar100_superclass,
+            ("cifar100",),
+        ),
+        Benchmark(
+            "five-datasets",
+            "CIFAR-10, MNIST, SVHN, Fashion-MNIST, notMNIST",
+            FiveDatasetsOptions,
+            five_datasets,
+            ("cifar10", "mnist", "svhn", "fashion_mnist", "notmnist"),
+        ),
+        Benchmark(
+            "permuted-mnist",
+            "10 tasks of MNIST, pixels in another order each",
+            PermutedMnistOptions,
+            permuted_mnist,
+            ("mnist",),
+        ),
+        Benchmark(
+            "split-mnist",
+            "5 tasks of 2 digits of MNIST",
+            SplitMnistOptions,
+            split_mnist,
+            ("mnist",),
+        ),
     )
 }
 
 
 def find(name: str) -> Benchmark:
-    """Return a benchmark of the table."""
+    """Return a benchmark of the table, or for `folder:PATH` that of a folder of images."""
+    if name.startswith("folder:"):
+        path = Path(name.removeprefix("folder:")).expanduser()
+        return Benchmark(
+            name,
+            "images of your own",
+            FolderOptions,
+            lambda _root, seed, **values: folder(path, seed, **values),
+        )
+    if name == "folder":
+        raise UserError("benchmark 'folder' needs a path: folder:PATH, with PATH/task/class/image")
     if name not in BENCHMARKS:
-        raise unknown("benchmark", name, BENCHMARKS)
+        raise unknown("benchmark", name, [*BENCHMARKS, "folder:PATH"])
     return BENCHMARKS[name]
 
 

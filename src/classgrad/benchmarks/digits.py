@@ -1,17 +1,15 @@
 """Streams of scikit-learn's handwritten digits (8 x 8 pixels, 1,797 images): no download needed."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from classgrad import seeds
 from classgrad.benchmarks.options import BenchmarkSettings
-from classgrad.errors import UserError
-from classgrad.tasks import Split, Task, TaskStream
+from classgrad.benchmarks.splits import chunks, deal, permute
+from classgrad.tasks import Split, TaskStream
 
 # One image in five is for testing: the same ones whatever the seed, so that runs are comparable.
 TEST_SHARE = 0.2
@@ -26,18 +24,7 @@ class PermutedDigitsOptions(BenchmarkSettings):
 class SplitDigitsOptions(BenchmarkSettings):
     """What can be set."""
 
-    tasks: int = Field(5, ge=1, le=10, description="number of tasks; a divisor of 10")
-
-
-@dataclass(frozen=True)
-class Permute:
-    """Put the pixels of every image in another order, the same for all images."""
-
-    order: Tensor
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Permute (n, ...), keeping the shape."""
-        return images.flatten(1)[:, self.order].reshape(images.shape)
+    tasks: Literal[1, 2, 5, 10] = Field(5, description="number of tasks")
 
 
 def permuted_digits(root: Path | None = None, seed: int = 1, **values: Any) -> TaskStream:
@@ -49,14 +36,8 @@ def permuted_digits(root: Path | None = None, seed: int = 1, **values: Any) -> T
     """
     options = PermutedDigitsOptions(**values)
     train, test = digits()
-    tasks = []
-    for number in range(options.tasks):
-        chance = seeds.generator(seed, "permutation", number)
-        order = torch.arange(64) if number == 0 else torch.randperm(64, generator=chance)
-        learn, valid = options.divide(train, seeds.generator(seed, "valid"))
-        names = tuple(str(digit) for digit in range(10))
-        tasks.append(Task(number, f"order {number + 1}", names, learn, valid, Permute(order)))
-    return TaskStream("permuted-digits", tasks, [test] * options.tasks)
+    names = [str(digit) for digit in range(10)]
+    return permute("permuted-digits", train, test, names, options.tasks, options, seed)
 
 
 def split_digits(root: Path | None = None, seed: int = 1, **values: Any) -> TaskStream:
@@ -66,21 +47,10 @@ def split_digits(root: Path | None = None, seed: int = 1, **values: Any) -> Task
     ['0 1', '2 3', '4 5', '6 7', '8 9']
     """
     options = SplitDigitsOptions(**values)
-    if 10 % options.tasks:
-        raise UserError(
-            f"tasks must divide the 10 digits evenly: 1, 2, 5 or 10 (got {options.tasks})"
-        )
     train, test = digits()
-    size = 10 // options.tasks
-    tasks, tests = [], []
-    for number in range(options.tasks):
-        wanted = range(number * size, (number + 1) * size)
-        part = _only(train, wanted)
-        learn, valid = options.divide(part, seeds.generator(seed, "valid", number))
-        names = tuple(str(digit) for digit in wanted)
-        tasks.append(Task(number, " ".join(names), names, learn, valid))
-        tests.append(_only(test, wanted))
-    return TaskStream("split-digits", tasks, tests)
+    groups = chunks(torch.arange(10), options.tasks)
+    names = [str(digit) for digit in range(10)]
+    return deal("split-digits", train, test, groups, names, options, seed)
 
 
 def digits() -> tuple[Split, Split]:
@@ -95,9 +65,3 @@ def digits() -> tuple[Split, Split]:
     held = round(len(labels) * TEST_SHARE)
     test, train = order[:held], order[held:]
     return Split(images[train], labels[train]), Split(images[test], labels[test])
-
-
-def _only(split: Split, wanted: range) -> Split:
-    """Keep some classes, counted from 0."""
-    chosen = (split.labels >= wanted.start) & (split.labels < wanted.stop)
-    return Split(split.images[chosen], split.labels[chosen] - wanted.start)

@@ -43,14 +43,16 @@ def fetch(which: str | Dataset, root: str | Path, *, progress: bool | None = Non
     store = root / ".downloads"
     try:
         store.mkdir(parents=True, exist_ok=True)
-        with _bars(sys.stderr.isatty() if progress is None else progress) as bars:
-            for download in data.downloads:
-                if not _in_place(root, download):
-                    file = _by_hand(root, download) or _get(download, root, store, bars)
-                    _put(data, download, file, root, store)
-        # Only if it is empty: another process may be using it.
-        with contextlib.suppress(OSError):
-            store.rmdir()
+        try:
+            with _bars(sys.stderr.isatty() if progress is None else progress) as bars:
+                for download in data.downloads:
+                    if not _in_place(root, download):
+                        file = _by_hand(root, download) or _get(download, root, store, bars)
+                        _put(data, download, file, root, store)
+        finally:
+            # Only if it is empty: it may hold part of a download, or another process uses it.
+            with contextlib.suppress(OSError):
+                store.rmdir()
     except OSError as error:
         what = f"cannot write {shown(error.filename or store)} ({error.strerror or error})"
         raise UserError(f"{what}: make room or choose another data folder") from None

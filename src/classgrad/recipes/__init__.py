@@ -32,7 +32,7 @@ class Recipe(Section):
     def values(self, part: str, benchmark: str, method: str) -> dict[str, Any]:
         """Return the values of `training`, `network_options`, `benchmark_options` or `method`."""
         merged: dict[str, Any] = {}
-        own = self.benchmarks.get(benchmark, Section())
+        own = self._section(benchmark)
         for section in (self, own):
             of_method = dict(section.methods.get(method, {}))
             of_training = of_method.pop("training", {})
@@ -46,7 +46,11 @@ class Recipe(Section):
 
     def network_for(self, benchmark: str) -> str | None:
         """Return the network for a benchmark."""
-        return self.benchmarks.get(benchmark, Section()).network or self.network
+        return self._section(benchmark).network or self.network
+
+    def _section(self, benchmark: str) -> Section:
+        """Return the section of a benchmark; folder:PATH goes by `folder`."""
+        return self.benchmarks.get(benchmark.partition(":")[0], Section())
 
 
 def names() -> list[str]:

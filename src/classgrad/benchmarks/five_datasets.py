@@ -1,0 +1,47 @@
+"""5-Datasets (Ebrahimi et al., ECCV 2020): five datasets of ten classes, one task each."""
+
+from pathlib import Path
+from typing import Any
+
+from classgrad import data, seeds
+from classgrad.benchmarks import cifar
+from classgrad.benchmarks.options import BenchmarkSettings
+from classgrad.benchmarks.splits import load_both
+from classgrad.benchmarks.transforms import Normalise
+from classgrad.tasks import Split, Task, TaskStream
+
+
+class FiveDatasetsOptions(BenchmarkSettings):
+    """What can be set."""
+
+
+# In the order of GPM's and CGP's code, with their means and deviations. Grey images are padded to
+# 32 x 32 and repeated to three channels. Fashion-MNIST is the genuine one: a common loader silently
+# gives MNIST again in its place.
+PARTS = {
+    "cifar10": Normalise(cifar.MEAN, cifar.DEVIATION),
+    "mnist": Normalise([0.1], [0.2752], padding=2, channels=3),
+    "svhn": Normalise([0.4377, 0.4438, 0.4728], [0.198, 0.201, 0.197]),
+    "fashion_mnist": Normalise([0.2190], [0.3318], padding=2, channels=3),
+    "notmnist": Normalise([0.4254], [0.4501], padding=2, channels=3),
+}
+
+
+def five_datasets(root: Path | None = None, seed: int = 1, **values: Any) -> TaskStream:
+    """CIFAR-10, MNIST, SVHN, Fashion-MNIST and notMNIST one after another."""
+    options = FiveDatasetsOptions(**values)
+    tasks: list[Task] = []
+    tests: list[Split] = []
+    notes: list[str] = []
+    for number, (name, transform) in enumerate(PARTS.items()):
+        train, test = load_both(name, root)
+        title = data.describe(name).title
+        learn, valid = options.divide(
+            Split(train.images, train.labels), seeds.generator(seed, "valid", number)
+        )
+        # The digits of MNIST and SVHN have the same names but are not the same classes.
+        names = tuple(f"{title} {label}" for label in train.class_names)
+        tasks.append(Task(number, title, names, learn, valid, transform))
+        tests.append(Split(test.images, test.labels))
+        notes += [f"{title}: {part.note}" for part in (train, test) if part.note]
+    return TaskStream("five-datasets", tasks, tests, notes)

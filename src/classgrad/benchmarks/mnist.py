@@ -1,0 +1,58 @@
+"""MNIST as streams of tasks: other orders of the pixels, and split by digits."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+from classgrad.benchmarks.options import BenchmarkSettings
+from classgrad.benchmarks.splits import chunks, deal, load_both, permute
+from classgrad.tasks import Split, TaskStream
+
+
+class PermutedMnistOptions(BenchmarkSettings):
+    """What can be set."""
+
+    tasks: int = Field(10, ge=1, le=1000, description="number of tasks")
+    valid_fraction: float = Field(
+        0.1, ge=0, lt=1, description="share of the training data kept for validation"
+    )
+
+
+class SplitMnistOptions(BenchmarkSettings):
+    """What can be set."""
+
+    tasks: Literal[1, 2, 5, 10] = Field(5, description="number of tasks")
+
+
+def permuted_mnist(root: Path | None = None, seed: int = 1, **values: Any) -> TaskStream:
+    """All ten digits in every task, each with its own order of the 784 pixels; the first as is."""
+    options = PermutedMnistOptions(**values)
+    train, test = load_both("mnist", root)
+    return permute(
+        "permuted-mnist",
+        Split(train.images, train.labels),
+        Split(test.images, test.labels),
+        train.class_names,
+        options.tasks,
+        options,
+        seed,
+        notes=[part.note for part in (train, test) if part.note],
+    )
+
+
+def split_mnist(root: Path | None = None, seed: int = 1, **values: Any) -> TaskStream:
+    """Two digits in each of five tasks, in their natural order."""
+    options = SplitMnistOptions(**values)
+    train, test = load_both("mnist", root)
+    return deal(
+        "split-mnist",
+        Split(train.images, train.labels),
+        Split(test.images, test.labels),
+        chunks(torch.arange(10), options.tasks),
+        train.class_names,
+        options,
+        seed,
+        notes=[part.note for part in (train, test) if part.note],
+    )

@@ -1,0 +1,119 @@
+"""The commands on datasets: list, check, fetch."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from classgrad.errors import UserError
+
+app = typer.Typer(
+    help="List, check and download the datasets of the benchmarks.", no_args_is_help=True
+)
+
+Name = Annotated[str, typer.Argument(help="A dataset, or 'all'; see 'classgrad data list'.")]
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", envvar="CLASSGRAD_DATA", help="Folder of the datasets; default: user's cache."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def chosen(name: str) -> list[str]:
+    """Return the datasets that a name stands for; 'all' are those the benchmarks use."""
+    from classgrad.benchmarks import BENCHMARKS
+    from classgrad.data import describe
+
+    if name == "all":
+        return list(dict.fromkeys(d for b in BENCHMARKS.values() for d in b.datasets))
+    return [describe(name).name]
+
+
+@app.command("list", epilog="Example: classgrad data list")
+def list_datasets(data_dir: Folder = None, as_json: AsJson = False) -> None:
+    """List the datasets, what they are for, and where they are looked for."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from classgrad.benchmarks import BENCHMARKS
+    from classgrad.data import DATASETS
+    from classgrad.data import data_dir as resolve
+
+    root = resolve(data_dir)
+    rows = [
+        {
+            "name": data.name,
+            "title": data.title,
+            "train": data.train.count,
+            "test": data.test.count,
+            "used_by": [b.name for b in BENCHMARKS.values() if data.name in b.datasets],
+            "folder": str(root / data.folder),
+            "licence": data.licence,
+        }
+        for data in DATASETS.values()
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    table = Table("name", "images", "used by", title="datasets", title_justify="left")
+    for row in rows:
+        used = row["used_by"]
+        assert isinstance(used, list)
+        table.add_row(str(row["name"]), f"{row['train']:,} + {row['test']:,}", ", ".join(used))
+    console = Console()
+    console.print(table)
+    console.print(f"folder   {root}", soft_wrap=True)
+
+
+@app.command(epilog="Examples: classgrad data check cifar100 | classgrad data check all --json")
+def check(name: Name, data_dir: Folder = None, as_json: AsJson = False) -> None:
+    """Compare the files of a dataset with the release: shape, counts, content.
+
+    Exit code 0 if all are complete, else 1.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from classgrad.data import data_dir as resolve
+    from classgrad.data.check import check as check_one
+
+    root = resolve(data_dir)
+    reports = []
+    console = Console(stderr=True)
+    for each in chosen(name):
+        with console.status(f"checking {each}"):
+            reports.append(check_one(each, root))
+    if as_json:
+        print(json.dumps([{**asdict(r), "status": r.status} for r in reports], indent=1))
+    else:
+        table = Table("dataset", "part", "images", "status", "remark")
+        for report in reports:
+            for f in report.findings:
+                table.add_row(report.name, f.split, f"{f.count:,}", f.status, f.note)
+        Console().print(table)
+    if any(report.status != "complete" for report in reports):
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Examples: classgrad data fetch cifar100 | classgrad data fetch all")
+def fetch(name: Name, data_dir: Folder = None) -> None:
+    """Download a dataset from its official address; verified before it is unpacked."""
+    from classgrad.data import data_dir as resolve
+    from classgrad.data.fetch import fetch as fetch_one
+
+    root = resolve(data_dir)
+    failed = []
+    for each in chosen(name):
+        try:
+            print(fetch_one(each, root).note)
+        except UserError as error:
+            if name != "all":
+                raise
+            failed.append(each)
+            print(error)
+    if failed:
+        raise UserError(f"not fetched: {', '.join(failed)}; the reasons are above")
