@@ -15,7 +15,7 @@ Three choices keep that exact and cheap:
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,9 +29,9 @@ from classgrad.errors import UserError
 from classgrad.memory.subspace import Subspace
 from classgrad.networks.layers import NORMALISATIONS, TaskBatchNorm
 
-# A gradient with more than this share along a protected probe direction is projected again.
-# Removing S from float32 rows leaves about 1e-6.
-LEAK = 1e-5
+# A gradient with more than this many roundings along a protected probe direction is projected
+# again. Removing S from rows leaves about ten.
+ROUNDINGS = 100
 
 
 class Side:
@@ -55,33 +55,40 @@ class Side:
 
     def leaks(self, matrix: Tensor) -> bool:
         """Tell whether a matrix has a part inside the subspace."""
-        return bool((matrix @ self.probe).norm() > LEAK * matrix.norm())
+        along = (matrix @ self.probe.to(matrix.dtype)).norm()
+        return bool(along > ROUNDINGS * torch.finfo(matrix.dtype).eps * matrix.norm())
 
 
 class FreeRows(torch.autograd.Function):
     """A linear map whose weight gradient is taken with the protected part of its rows removed."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, side: Side) -> Tensor:
-        """Return x Wᵀ + b."""
-        ctx.save_for_backward(x, weight)
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, side: Side) -> Tensor:
+        """Return x Wᵀ + b for each row x."""
+        ctx.save_for_backward(rows, weight)
         ctx.side = side
-        return functional.linear(x, weight, bias)
+        return functional.linear(rows, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, W (its free part) and b."""
-        x, weight = ctx.saved_tensors
-        of_x = of_weight = of_bias = None
-        outputs = grad.reshape(-1, grad.shape[-1])
-        if ctx.needs_input_grad[0]:
-            of_x = (grad @ weight.to(grad.dtype)).to(x.dtype)
-        if ctx.needs_input_grad[1]:
-            rows = x.reshape(-1, x.shape[-1]).to(grad.dtype)
-            of_weight = (outputs.T @ ctx.side.free(rows)).to(weight.dtype)
-        if ctx.needs_input_grad[2]:
-            of_bias = outputs.sum(0)
-        return of_x, of_weight, of_bias, None
+        rows, weight = ctx.saved_tensors
+        of_rows = of_weight = of_bias = None
+        # In the precision of the weights: under autocast rows and gradients are rounded to few
+        # bits, and rounding projected rows again would put them back into the subspace.
+        with exact(grad):
+            if ctx.needs_input_grad[0]:
+                of_rows = (grad @ weight.to(grad.dtype)).to(rows.dtype)
+            if ctx.needs_input_grad[1]:
+                of_weight = grad.T.to(weight.dtype) @ ctx.side.free(rows.to(weight.dtype))
+            if ctx.needs_input_grad[2]:
+                of_bias = grad.sum(0).to(weight.dtype)
+        return of_rows, of_weight, of_bias, None
+
+
+def exact(like: Tensor) -> torch.autocast:
+    """Switch autocast off for the device of a tensor."""
+    return torch.autocast(like.device.type, enabled=False)
 
 
 class Projector:
@@ -133,7 +140,7 @@ class Projector:
         for name, side in self._sides.items():
             layer = self.sites[name].layer
             if isinstance(layer, nn.Linear):
-                layer.forward = _free_forward(layer, side)  # type: ignore[assignment]
+                layer.forward = FreeForward(layer, side)  # type: ignore[method-assign]
                 self._patched.append(layer)
 
     def release(self) -> None:
@@ -144,6 +151,11 @@ class Projector:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Project the gradients; call between `backward` and the optimiser's step."""
+        self.project_gradients()
+        self.remember(optimizer)
+
+    def project_gradients(self) -> None:
+        """Remove the protected part of every gradient, and all of those of frozen parameters."""
         for parameter in self._frozen:
             parameter.grad = None
         for name, side in self._sides.items():
@@ -151,34 +163,60 @@ class Projector:
             gradient = site.weight.grad
             if gradient is None:
                 continue
-            matrix = site.matrix(gradient)
-            if not side.by_rows or side.leaks(matrix):
-                _write(site, gradient, side.free(matrix))
+            with exact(gradient):
+                matrix = site.matrix(gradient)
+                if not side.by_rows or side.leaks(matrix):
+                    _write(site, gradient, side.free(matrix))
             side.by_rows = False
+
+    def remember(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keep the weights for `after_step`, if the optimiser's update has to be projected."""
+        self._before = {}
         if self._sides and not self._stays_free(optimizer):
-            self._before = {name: self.sites[name].weight.detach().clone() for name in self._sides}
+            self._before = {n: self.sites[n].weight.detach().clone() for n in self._sides}
 
     def after_step(self) -> None:
         """Project what the optimiser did where its update can leave the free directions."""
         for name, before in self._before.items():
             site = self.sites[name]
             weight = site.weight.detach()
-            start = site.matrix(before)
-            _write(site, weight, start + self._sides[name].free(site.matrix(weight) - start))
+            with exact(weight):
+                start = site.matrix(before)
+                _write(site, weight, start + self._sides[name].free(site.matrix(weight) - start))
         self._before = {}
 
     @contextmanager
     def step(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Wrap `backward` and `optimizer.step` of one training step."""
         hooks = [
-            optimizer.register_step_pre_hook(lambda opt, _args, _kwargs: self.before_step(opt)),
+            optimizer.register_step_pre_hook(self._enter_step),
             optimizer.register_step_post_hook(lambda _opt, _args, _kwargs: self.after_step()),
         ]
         try:
             yield
         finally:
+            self._before = {}
             for hook in hooks:
                 hook.remove()
+
+    def _enter_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Project before the update; gradients that a closure makes, when it has made them."""
+        # The hook sees the optimiser itself as first argument where `step` was wrapped.
+        given = [value for value in (*args, *kwargs.values()) if callable(value)]
+        if not given:
+            self.before_step(optimizer)
+            return None
+        self.remember(optimizer)
+
+        def closure() -> Any:
+            loss = given[0]()
+            self.project_gradients()
+            return loss
+
+        first = args[:1] if args and args[0] is optimizer else ()
+        return (*first, closure), {}
 
     def _stays_free(self, optimizer: torch.optim.Optimizer) -> bool:
         """Tell whether free gradients give free updates: SGD without decay or older momentum."""
@@ -187,10 +225,11 @@ class Projector:
         if any(group["weight_decay"] for group in optimizer.param_groups):
             return False
         if optimizer not in self._rebuilt:
-            weights = {site.weight for site in self.sites.values()}
-            if any(optimizer.state[w].get("momentum_buffer") is not None for w in weights):
+            states = [optimizer.state.get(site.weight, {}) for site in self.sites.values()]
+            if any(state.get("momentum_buffer") is not None for state in states):
                 return False
             self._rebuilt.add(optimizer)
+            optimizer.register_load_state_dict_post_hook(self._rebuilt.discard)
         return True
 
 
@@ -214,19 +253,21 @@ def refuse_unprotectable(model: nn.Module) -> None:
                 )
 
 
-def _free_forward(layer: nn.Linear, side: Side) -> Callable[[Tensor], Tensor]:
-    """Return a forward for `layer` that picks the cheaper place to remove the subspace."""
+class FreeForward:
+    """The forward of a Linear layer that picks the cheaper place to remove the subspace."""
 
-    def forward(input: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():
-            return functional.linear(input, layer.weight, layer.bias)
-        if input.numel() // input.shape[-1] > layer.out_features:
-            return functional.linear(input, layer.weight, layer.bias)
-        side.by_rows = True
-        result: Tensor = FreeRows.apply(input, layer.weight, layer.bias, side)
-        return result
+    def __init__(self, layer: nn.Linear, side: Side) -> None:
+        self.layer, self.side = layer, side
 
-    return forward
+    def __call__(self, input: Tensor) -> Tensor:
+        """Return what the layer would; its gradient goes by rows if there are few of them."""
+        layer = self.layer
+        rows = input.reshape(-1, input.shape[-1])
+        if not torch.is_grad_enabled() or len(rows) > layer.out_features:
+            return functional.linear(input, layer.weight, layer.bias)
+        self.side.by_rows = True
+        result: Tensor = FreeRows.apply(rows, layer.weight, layer.bias, self.side)
+        return result.reshape(*input.shape[:-1], layer.out_features)
 
 
 def _write(site: Site, tensor: Tensor, matrix: Tensor) -> None:

@@ -54,14 +54,15 @@ def collect(
     (BR-GTL); a class with none of them is taken as it is. With `pool` all samples count as one
     class, 0. Stops as soon as every class in `classes` has enough.
     """
-    was_training = model.training
+    wanted = None if classes is None else set(classes)
+    training = {module: module.training for module in model.modules()}
     model.eval()
     used = _modules_with_parameters(model)
     called: set[nn.Module] = set()
     hooks = [m.register_forward_pre_hook(lambda module, _args: called.add(module)) for m in used]
     try:
         with torch.no_grad(), tap(sites.values()) as seen:
-            gather = _Gather(sites, samples, seen, None if classes is None else set(classes))
+            gather = _Gather(sites, samples, seen, wanted)
             gather.run(forward, batches(), correct_only, pool)
             missed = {label for label in gather.present if not gather.found[label].count}
             if missed:
@@ -70,8 +71,9 @@ def collect(
     finally:
         for hook in hooks:
             hook.remove()
-        model.train(was_training)
-    absent = set() if classes is None else set(classes) - gather.present
+        for module, mode in training.items():
+            module.training = mode
+    absent = set() if wanted is None else wanted - gather.present
     if absent and not pool:
         raise UserError(f"class {min(absent)} has no sample in the data given at the task's end")
     if not gather.present:
@@ -98,8 +100,13 @@ class _Gather:
     def run(self, forward: Forward, batches: Batches, correct_only: bool, pool: bool) -> None:
         for x, y in batches:
             self.seen.clear()
+            if y.dim() != 1 or y.is_floating_point() or len(y) != len(x):
+                raise UserError(
+                    f"labels of shape {tuple(y.shape)} and type {y.dtype} for {len(x)} samples: "
+                    "give one whole number for each"
+                )
             output = forward(x)
-            self._check_batch_first(len(y))
+            self._check_inputs(len(y))
             right = output.argmax(1) == y if correct_only else torch.ones_like(y, dtype=torch.bool)
             label = torch.zeros_like(y) if pool else y
             for value in label.unique().tolist():
@@ -130,9 +137,11 @@ class _Gather:
             return False
         return all(c in self.found and self.found[c].count >= self.most for c in wanted)
 
-    def _check_batch_first(self, count: int) -> None:
+    def _check_inputs(self, count: int) -> None:
         for name, site in self.sites.items():
             for x in self.seen.get(site.layer, []):
+                if not x.isfinite().all():
+                    raise UserError(f"layer '{name}' saw an input that is not a finite number")
                 if len(x) != count:
                     raise UserError(
                         f"layer '{name}' saw an input of shape {tuple(x.shape)} for a batch of "
