@@ -16,6 +16,7 @@ import classgrad
 from classgrad.attached import Attached, attach
 from classgrad.errors import UserError
 from classgrad.methods import CGP, GPM, Finetune, Multitask, Projected
+from classgrad.networks import TaskBatchNorm
 from oracles.models import built, in_turn, normal
 
 EVERYTHING: dict[str, Callable[[], Projected]] = {
@@ -292,3 +293,65 @@ def test_the_functions_are_not_hidden_by_modules_of_their_names() -> None:
             import_module(f"classgrad.{module.name}")
     assert classgrad.attach is attach
     assert callable(classgrad.run)
+
+
+def test_a_model_has_one_guard_at_a_time() -> None:
+    model = built(lambda: nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)))
+    data = [(normal(9, 4), in_turn(9, 3))]
+    first = attach(model, GPM())
+    first.end_task(data)
+    second = attach(model, GPM())
+    with pytest.raises(UserError, match="has a guard already"):
+        second.end_task(data)
+    first.detach()
+    second.end_task(data)
+    second.detach()
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_after_detaching_nothing_is_projected() -> None:
+    model = built(lambda: nn.Sequential(nn.Linear(4, 3, bias=False)))
+    x = normal(9, 4)
+    guard = attach(model, GPM(energy=1.0))
+    guard.end_task([(x, in_turn(9, 3))])
+    guard.detach()
+    before = model(x).detach()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with guard.step(optimizer):
+        model(x).square().sum().backward()
+        optimizer.step()
+    assert not torch.allclose(model(x), before)
+
+
+def test_a_layer_unfrozen_after_attaching_is_refused_by_name() -> None:
+    model = built(lambda: nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)))
+    model[1].requires_grad_(False)
+    guard = attach(model, GPM())
+    model[1].requires_grad_(True)
+    with pytest.raises(UserError, match="layer '1' was added, removed, frozen or unfrozen"):
+        guard.end_task([(normal(9, 4), in_turn(9, 3))])
+
+
+def test_a_layer_without_size_is_refused_by_name() -> None:
+    model = nn.Sequential(nn.LazyLinear(3))
+    with pytest.raises(UserError, match=r"layer '0' \(LazyLinear\) has no size yet"):
+        attach(model, GPM())
+
+
+def test_stored_statistics_of_an_old_task_stay() -> None:
+    model = built(lambda: nn.Sequential(nn.Linear(4, 8), TaskBatchNorm(8, "stored"), nn.ReLU()))
+    x = normal(12, 4)
+    model.train()
+    model(x)
+    guard = attach(model, GPM())
+    guard.end_task([(x, in_turn(12, 3))])
+    guard.use_task(0)
+    model.eval()
+    before = model(x).detach()
+    guard.use_task(1)
+    model.train()
+    model(5 + normal(12, 4, seed=3))
+    model.eval()
+    assert not torch.allclose(model(x), before)
+    guard.use_task(0)
+    assert torch.equal(model(x), before)

@@ -394,6 +394,7 @@ def test_an_optimiser_kept_from_before_stays_out_as_well(name: str, dtype: torch
         train(model, optimizer, projector.step, seed=seed)
         assert max(leaks(model, before, bases)) < EXACT[dtype]
         assert all(torch.equal(value, model.get_parameter(n)) for n, value in beside.items())
+        projector.release()
 
 
 def test_momentum_from_before_the_subspace_grew_stays_out_of_what_it_gained() -> None:

@@ -10,6 +10,7 @@ from classgrad.errors import UserError
 from classgrad.memory.collect import Forward
 from classgrad.methods.base import LayerRoom
 from classgrad.methods.projected import Projected
+from classgrad.networks.layers import TaskBatchNorm
 
 
 class Attached:
@@ -42,6 +43,19 @@ class Attached:
         self.method.projector.release()
         self.method.learn(self.model, forward or self.model, lambda: loader, classes)
         self.method.projector.engage()
+        for norm in self._norms():
+            norm.add_task()
+
+    def use_task(self, task: int) -> None:
+        """Let every `TaskBatchNorm` of the model use what it keeps for one task, 0 the first.
+
+        After `end_task` they stand at the next task. A model without them needs no such call.
+        """
+        for norm in self._norms():
+            norm.task = task
+
+    def _norms(self) -> list[TaskBatchNorm]:
+        return [m for m in self.model.modules() if isinstance(m, TaskBatchNorm)]
 
     def room(self) -> list[LayerRoom]:
         """Return how much of each layer is protected."""
@@ -49,7 +63,7 @@ class Attached:
 
     def detach(self) -> None:
         """Leave the model as it was: nothing is protected any more."""
-        self.method.close()
+        self.method.projector.protect({})
 
 
 def attach(model: nn.Module, method: Projected) -> Attached:

@@ -72,6 +72,10 @@ def sites(model: nn.Module) -> dict[str, Site]:
         if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
             continue
         weight = layer.weight
+        if isinstance(weight, nn.UninitializedParameter):
+            raise UserError(
+                f"layer '{name}' ({type(layer).__name__}) has no size yet: run the model once first"
+            )
         if not isinstance(weight, nn.Parameter) or type(layer).forward not in PLAIN:
             raise UserError(
                 f"layer '{name}' ({type(layer).__name__}) cannot be protected: its weight is "

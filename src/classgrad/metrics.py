@@ -13,6 +13,7 @@ from torch import Tensor
 def average_accuracy(matrix: Tensor) -> float | None:
     """ACC = 1/T Σ_j A[T-1, j]; None if the last row was not measured.
 
+    >>> import torch
     >>> average_accuracy(torch.tensor([[90.0, math.nan], [80.0, 96.0]]))
     88.0
     """
@@ -22,6 +23,7 @@ def average_accuracy(matrix: Tensor) -> float | None:
 def backward_transfer(matrix: Tensor) -> float | None:
     """BWT = 1/(T-1) Σ_{j<T-1} (A[T-1, j] - A[j, j]); None for one task or an unmeasured diagonal.
 
+    >>> import torch
     >>> backward_transfer(torch.tensor([[90.0, math.nan], [80.0, 96.0]]))
     -10.0
     """
@@ -33,6 +35,7 @@ def backward_transfer(matrix: Tensor) -> float | None:
 def forgetting(matrix: Tensor) -> float | None:
     """F = 1/(T-1) Σ_{j<T-1} (max_{i<T-1} A[i, j] - A[T-1, j]) (Chaudhry et al. 2018).
 
+    >>> import torch
     >>> forgetting(torch.tensor([[90.0, math.nan], [80.0, 96.0]]))
     10.0
     """

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 
 from classgrad import linalg
 from classgrad.capture import CONVOLUTIONS, Site, sites
@@ -105,8 +106,9 @@ class Projector:
         refuse_unprotectable(model)
         self._sides: dict[str, Side] = {}
         self._frozen: list[nn.Parameter] = []
-        self._before: dict[str, Tensor] = {}
+        self._before: dict[nn.Module, Tensor] = {}
         self._rebuilt: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._watching: list[RemovableHandle] = []
         self._patched: list[nn.Module] = []
 
     def beside_weights(self, used: Iterable[nn.Module]) -> list[str]:
@@ -126,7 +128,16 @@ class Projector:
     def protect(self, subspaces: Mapping[str, Subspace], frozen: Iterable[str] = ()) -> None:
         """Keep all further steps out of these subspaces, and these parameters as they are."""
         self.release()
+        changed = self.sites.keys() ^ sites(self._model).keys()
+        if changed:
+            raise UserError(
+                f"layer '{min(changed)}' was added, removed, frozen or unfrozen after the guard "
+                "was attached: attach when the model is complete"
+            )
         self._rebuilt.clear()
+        for handle in self._watching:
+            handle.remove()
+        self._watching = []
         self._frozen = [self._model.get_parameter(name) for name in frozen]
         self._sides = {
             name: Side(subspace, self.sites[name].weight)
@@ -140,6 +151,8 @@ class Projector:
         for name, side in self._sides.items():
             layer = self.sites[name].layer
             if isinstance(layer, nn.Linear):
+                if "forward" in vars(layer):
+                    raise UserError(f"layer '{name}' has a guard already: detach that one first")
                 layer.forward = FreeForward(layer, side)  # type: ignore[method-assign]
                 self._patched.append(layer)
 
@@ -173,16 +186,17 @@ class Projector:
         """Keep the weights for `after_step`, if the optimiser's update has to be projected."""
         self._before = {}
         if self._sides and not self._stays_free(optimizer):
-            self._before = {n: self.sites[n].weight.detach().clone() for n in self._sides}
+            layers = {self.sites[name].layer for name in self._sides}
+            self._before = {layer: layer.weight.detach().clone() for layer in layers}
 
     def after_step(self) -> None:
         """Project what the optimiser did where its update can leave the free directions."""
-        for name, before in self._before.items():
+        for name, side in self._sides.items() if self._before else ():
             site = self.sites[name]
             weight = site.weight.detach()
             with exact(weight):
-                start = site.matrix(before)
-                _write(site, weight, start + self._sides[name].free(site.matrix(weight) - start))
+                start = site.matrix(self._before[site.layer])
+                _write(site, weight, start + side.free(site.matrix(weight) - start))
         self._before = {}
 
     @contextmanager
@@ -229,7 +243,8 @@ class Projector:
             if any(state.get("momentum_buffer") is not None for state in states):
                 return False
             self._rebuilt.add(optimizer)
-            optimizer.register_load_state_dict_post_hook(self._rebuilt.discard)
+            handle = optimizer.register_load_state_dict_post_hook(self._rebuilt.discard)
+            self._watching.append(handle)
         return True
 
 

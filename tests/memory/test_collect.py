@@ -145,8 +145,23 @@ def test_pooling_counts_all_samples_as_one_class() -> None:
         built(two_layers), split(x, y, 5), {"0": 3, "2": 11}, pool=True, classes=[0, 1, 2]
     )
     assert list(found.classes) == [0]
-    assert found.classes[0].counts == {"0": 3, "2": 11}
+    parts = found.classes[0].representations
+    assert {name: part.count for name, part in parts.items()} == {"0": 3, "2": 11}
     assert same_span(found.classes[0].representations["0"].spectrum()[1], x[:3])
+
+
+def test_labels_outside_the_classes_are_left_out() -> None:
+    x, y = normal(12, 5), in_turn(12, 3)
+    found = gathered(built(two_layers), split(x, y, 5), {"0": 9, "2": 9}, classes=[0, 2])
+    assert list(found.classes) == [0, 2]
+
+
+def test_prototypes_of_images_of_two_sizes_are_refused_and_pooling_takes_them() -> None:
+    model = built(lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+    data = [(normal(4, 1, 6, 6), in_turn(4, 2)), (normal(4, 1, 8, 8), in_turn(4, 2))]
+    assert gathered(model, data, {"0": 8}, pool=True).classes[0].representations["0"].count == 208
+    with pytest.raises(UserError, match="layer '0' saw inputs of 36 and of 64 numbers"):
+        gathered(model, data, {"0": 8})
 
 
 def test_a_layer_called_twice_gives_the_rows_of_both_calls() -> None:

@@ -62,12 +62,12 @@ def collect(
     hooks = [m.register_forward_pre_hook(lambda module, _args: called.add(module)) for m in used]
     try:
         with torch.no_grad(), tap(sites.values()) as seen:
-            gather = _Gather(sites, samples, seen, wanted)
-            gather.run(forward, batches(), correct_only, pool)
+            gather = _Gather(sites, samples, seen, wanted, pool)
+            gather.run(forward, batches(), correct_only)
             missed = {label for label in gather.present if not gather.found[label].count}
             if missed:
                 gather.only = missed
-                gather.run(forward, batches(), False, pool)
+                gather.run(forward, batches(), False)
     finally:
         for hook in hooks:
             hook.remove()
@@ -90,14 +90,16 @@ class _Gather:
         samples: Mapping[str, int],
         seen: dict[nn.Module, list[Tensor]],
         wanted: set[int] | None,
+        pool: bool,
     ) -> None:
-        self.sites, self.samples, self.seen, self.wanted = sites, samples, seen, wanted
+        self.sites, self.samples, self.seen = sites, samples, seen
+        self.pool = pool
         self.most = max(samples.values())
         self.found: dict[int, ClassInputs] = {}
         self.present: set[int] = set()
-        self.only: set[int] | None = None
+        self.only = None if pool else wanted
 
-    def run(self, forward: Forward, batches: Batches, correct_only: bool, pool: bool) -> None:
+    def run(self, forward: Forward, batches: Batches, correct_only: bool) -> None:
         for x, y in batches:
             self.seen.clear()
             if y.dim() != 1 or y.is_floating_point() or len(y) != len(x):
@@ -108,13 +110,13 @@ class _Gather:
             output = forward(x)
             self._check_inputs(len(y))
             right = output.argmax(1) == y if correct_only else torch.ones_like(y, dtype=torch.bool)
-            label = torch.zeros_like(y) if pool else y
+            label = torch.zeros_like(y) if self.pool else y
             for value in label.unique().tolist():
                 if self.only is None or value in self.only:
                     self.present.add(value)
                     entry = self.found.setdefault(value, ClassInputs())
                     self._add(entry, ((label == value) & right).nonzero().flatten())
-            if self._enough(pool):
+            if self._enough():
                 break
 
     def _add(self, entry: ClassInputs, index: Tensor) -> None:
@@ -126,13 +128,23 @@ class _Gather:
             rows = entry.representations.setdefault(name, Representation(site.dimension))
             for x in inputs:
                 rows.add(site.rows(x))
-            flat = torch.cat([site.share(x).flatten(1) for x in inputs], 1).double().sum(0)
-            entry.sums[name] = entry.sums[name] + flat if name in entry.sums else flat
-            entry.counts[name] = entry.counts.get(name, 0) + len(chosen)
+            if not self.pool:
+                self._add_mean(entry, name, [site.share(x).flatten(1) for x in inputs])
         entry.count = min(self.most, entry.count + len(index))
 
-    def _enough(self, pool: bool) -> bool:
-        wanted = {0} if pool else self.only or self.wanted
+    def _add_mean(self, entry: ClassInputs, name: str, inputs: list[Tensor]) -> None:
+        flat = torch.cat(inputs, 1).double()
+        known = entry.sums.get(name, torch.zeros_like(flat[0]))
+        if known.shape != flat[0].shape:
+            raise UserError(
+                f"layer '{name}' saw inputs of {len(known)} and of {flat.shape[1]} numbers: class "
+                "prototypes need images of one size"
+            )
+        entry.sums[name] = known + flat.sum(0)
+        entry.counts[name] = entry.counts.get(name, 0) + len(flat)
+
+    def _enough(self) -> bool:
+        wanted = {0} if self.pool else self.only
         if wanted is None:
             return False
         return all(c in self.found and self.found[c].count >= self.most for c in wanted)

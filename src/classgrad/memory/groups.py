@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from classgrad.errors import UserError
+
 
 class Groups:
     """Prototypes of the classes so far, the group of each, and the basis columns of each group."""
@@ -24,6 +26,11 @@ class Groups:
         Also return that cosine (1 for a new group).
         """
         if self.prototypes:
+            if self.prototypes[0].shape != prototype.shape:
+                raise UserError(
+                    f"a layer's inputs now have {len(prototype)} numbers, before "
+                    f"{len(self.prototypes[0])}: class prototypes need images of one size"
+                )
             cosines = torch.stack(self.prototypes).to(prototype) @ prototype
             nearest = int(cosines.argmax())
             # Rounding can put the cosine of equal prototypes above 1, which is no reason to merge.
