@@ -80,16 +80,23 @@ class TaskBatchNorm(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Dropout that draws from `generator`, so that a run's chance is all in its own generators."""
+    """Dropout that draws from `generator`, so that a run's chance is all in its own generators.
+
+    Chance comes in bytes, eight to a draw, so the share is rounded to a multiple of 1/256. One draw
+    per value took a third of a training step of AlexNet-5: 48 ms; this takes 5.
+    """
 
     def __init__(self, share: float) -> None:
         super().__init__()
-        self.share = share
+        self.share = min(round(share * 256), 255) / 256
         self.generator: torch.Generator | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Zero a share of the values and scale up the rest, while training."""
         if not self.training or self.share == 0:
             return x
-        kept = torch.empty_like(x).bernoulli_(1 - self.share, generator=self.generator)
-        return x * kept.div_(1 - self.share)
+        draws = torch.empty((x.numel() + 7) // 8, dtype=torch.int64, device=x.device)
+        draws.random_(-(2**63), None, generator=self.generator)
+        kept = draws.view(torch.uint8)[: x.numel()].ge(round(self.share * 256))
+        like = torch.empty_like(x)  # for its layout, so that both lie in memory in the same order
+        return x.mul(kept.as_strided(x.shape, like.stride())).mul_(1 / (1 - self.share))

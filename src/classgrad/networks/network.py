@@ -71,6 +71,8 @@ class Network(nn.Module):
         """Map inputs to what the heads see, with the norms of one task."""
         for norm in self._norms:
             norm.task = task
+        if x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)  # as the weights lie, see `build`
         features: Tensor = self.trunk(x)
         return features
 
