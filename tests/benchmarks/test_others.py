@@ -1,0 +1,100 @@
+"""MNIST, 5-Datasets and the digits."""
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from classgrad import benchmarks
+from classgrad.benchmarks import five_datasets, mnist
+from classgrad.benchmarks.transforms import Normalise, Permute
+from classgrad.data import Images
+
+ROOT = os.environ.get("CLASSGRAD_DATA")
+real = pytest.mark.skipif(not ROOT, reason="CLASSGRAD_DATA is not set: no real data")
+
+
+def small(per_class, channels, size, note="as released"):
+    labels = torch.arange(10).repeat(per_class)
+    images = torch.zeros(len(labels), channels, size, size, dtype=torch.uint8)
+    images[:, 0, 0, 0] = labels.to(torch.uint8)
+    return Images(images, labels, tuple("0123456789"), note=note)
+
+
+def test_permuted_mnist_has_another_order_in_every_task(monkeypatch):
+    monkeypatch.setattr(mnist, "load_both", lambda *_: (small(20, 1, 28), small(3, 1, 28)))
+    stream = benchmarks.permuted_mnist()
+    assert len(stream) == 10
+    assert stream.input_shape == (1, 28, 28)
+    x = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    seen = [task.transform(x) for task in stream]
+    assert torch.equal(seen[0], x)
+    for one, other in itertools.pairwise(seen):
+        assert not torch.equal(one, other)
+        assert torch.equal(one.flatten(1).sort().values, other.flatten(1).sort().values)
+    assert len(stream[0].valid) == 20
+    assert stream.notes == ("as released", "as released")
+
+
+def test_split_mnist_has_two_digits_in_every_task(monkeypatch):
+    monkeypatch.setattr(mnist, "load_both", lambda *_: (small(20, 1, 28), small(3, 1, 28)))
+    stream = benchmarks.split_mnist()
+    assert [task.class_names for task in stream][2] == ("4", "5")
+    assert stream[2].train.images[:, 0, 0, 0].unique().tolist() == [4, 5]
+
+
+def test_five_datasets_come_in_order_with_their_own_normalisation(monkeypatch):
+    asked = []
+
+    def load(name, root):
+        asked.append(name)
+        shape = (3, 32) if name in ("cifar10", "svhn") else (1, 28)
+        return small(20, *shape, note=f"{name} subset"), small(3, *shape)
+
+    monkeypatch.setattr(five_datasets, "load_both", load)
+    stream = benchmarks.five_datasets(Path("nowhere"))
+    assert asked == ["cifar10", "mnist", "svhn", "fashion_mnist", "notmnist"]
+    titles = [task.name for task in stream]
+    assert titles == ["CIFAR-10", "MNIST", "SVHN", "Fashion-MNIST", "notMNIST"]
+    assert len(stream.class_names) == 50
+    assert "SVHN: svhn subset" in stream.notes
+    for task in stream:
+        x = task.transform(task.train.unit_images(slice(0, 2)))
+        assert x.shape == (2, 3, 32, 32)
+    grey = stream[1].transform(torch.ones(1, 1, 28, 28))
+    assert grey[0, :, 16, 16].tolist() == pytest.approx([(1 - 0.1) / 0.2752] * 3)
+    assert grey[0, :, 0, 0].tolist() == pytest.approx([-0.1 / 0.2752] * 3)
+
+
+def test_five_datasets_prefers_notmnist_in_the_split_of_gpm(monkeypatch, tmp_path):
+    (tmp_path / "notmnist").mkdir()
+    (tmp_path / "notmnist" / "notmnist_train.pkl").write_bytes(b"")
+    asked = []
+
+    def load(name, root):
+        asked.append(name)
+        return small(20, 1, 32), small(3, 1, 32)
+
+    monkeypatch.setattr(five_datasets, "load_both", load)
+    stream = benchmarks.five_datasets(tmp_path)
+    assert asked[-1] == "notmnist32"
+    assert stream[4].transform(torch.ones(1, 1, 32, 32)).shape == (1, 3, 32, 32)
+
+
+def test_normalise_keeps_precision_and_permute_keeps_shape():
+    x = torch.rand(2, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert Normalise([0.3], [0.7])(x).dtype == torch.float64
+    assert Permute(torch.arange(15, -1, -1))(x).shape == x.shape
+    assert torch.equal(Permute(torch.arange(15, -1, -1))(x).flatten(1), x.flatten(1).flip(1))
+
+
+@real
+def test_five_datasets_say_that_subsets_are_subsets():
+    stream = benchmarks.five_datasets(Path(ROOT))
+    assert len(stream.notes) == 10
+    cifar = stream.notes[0]
+    assert cifar.startswith("CIFAR-10: ")
+    complete = len(stream[0].train) + len(stream[0].valid) == 50_000
+    assert complete or "of 50,000" in cifar
