@@ -137,6 +137,15 @@ def test_classes_are_reported_one_by_one():
     assert first.forgetting == [a - b for a, b in zip(first.learnt, first.final, strict=True)]
 
 
+def test_accuracy_without_task_identity_can_wait_for_the_end():
+    full = run(blobs(tasks=3), "gpm", values=QUICK)
+    late = run(blobs(tasks=3), "gpm", values={**QUICK, "task_free": "end"})
+    assert late.accuracy_matrix == full.accuracy_matrix
+    assert late.accuracy_matrix_task_free[:2] == [[None] * 3] * 2
+    assert late.accuracy_matrix_task_free[-1] == full.accuracy_matrix_task_free[-1]
+    assert late.average_accuracy_task_free == full.average_accuracy_task_free
+
+
 def test_multitask_is_judged_at_the_end_only():
     record = run(blobs(tasks=3), "multitask", values=QUICK)
     assert record.accuracy_matrix[0] == [None, None, None]

@@ -1,5 +1,6 @@
 """Accuracy on test data: with the task given, and without it by confidence and by prototypes."""
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -38,40 +39,54 @@ class Score:
 
     given: float  # the task is given
     by_class: list[float | None]  # the same for each class; None without a test sample
-    confident: float  # the head with the highest confidence decides
-    nearest: float  # the nearest class prototype decides
+    confident: float = math.nan  # the head with the highest confidence decides
+    nearest: float = math.nan  # the nearest class prototype decides
 
 
 @torch.no_grad()
-def evaluate(net: Network, judge: Judge, task: Task, test: Split) -> Score:
-    """Score a network on the test set of a task it has learnt."""
+def evaluate(
+    net: Network, judge: Judge, task: Task, test: Split, *, task_free: bool = True
+) -> Score:
+    """Score a network on the test set of a task it has learnt, also without task identity."""
     net.eval()
     wanted = judge.tasks[task.id][test.labels]
     given, confident, nearest = [], [], []
     for index, x in inputs(net, test, task.transform):
-        best = torch.full((2, len(index)), -torch.inf, dtype=x.dtype)
-        choice = torch.zeros(2, len(index), dtype=torch.int64)
         features = net.embed(x, task.id)
-        for other, ids in enumerate(judge.tasks):
-            if net.task_dependent:
-                features = net.embed(x, other)
-            logits = net.classify(features, other)
-            if other == task.id:
-                given.append(logits.argmax(1) == test.labels[index])
-            sure, output = logits.softmax(1).max(1)
-            close, near = (functional.normalize(features, dim=1) @ judge.prototypes[other].T).max(1)
-            for row, (value, label) in enumerate([(sure, ids[output]), (close, ids[near])]):
-                better = value > best[row]
-                best[row] = torch.where(better, value, best[row])
-                choice[row] = torch.where(better, label, choice[row])
-        confident.append(choice[0] == wanted[index])
-        nearest.append(choice[1] == wanted[index])
+        given.append(net.classify(features, task.id).argmax(1) == test.labels[index])
+        if task_free:
+            by_confidence, by_prototype = guess(net, judge, x, task.id, features)
+            confident.append(by_confidence == wanted[index])
+            nearest.append(by_prototype == wanted[index])
     right = torch.cat(given)
     of_class = [right[test.labels == label] for label in range(task.classes)]
     by_class = [_percent(part) if len(part) else None for part in of_class]
+    if not task_free:
+        return Score(_percent(right), by_class)
     return Score(
         _percent(right), by_class, _percent(torch.cat(confident)), _percent(torch.cat(nearest))
     )
+
+
+def guess(
+    net: Network, judge: Judge, x: Tensor, own: int, features: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the class ids that confidence and prototypes choose among all tasks learnt so far.
+
+    `features` are the embeddings for task `own`, to be had for the others too where they do not
+    depend on the task.
+    """
+    best = torch.full((2, len(x)), -torch.inf, dtype=x.dtype)
+    choice = torch.zeros(2, len(x), dtype=torch.int64)
+    for task, ids in enumerate(judge.tasks):
+        seen = net.embed(x, task) if net.task_dependent and task != own else features
+        sure, output = net.classify(seen, task).softmax(1).max(1)
+        close, near = (functional.normalize(seen, dim=1) @ judge.prototypes[task].T).max(1)
+        for row, (value, label) in enumerate([(sure, ids[output]), (close, ids[near])]):
+            better = value > best[row]
+            best[row] = torch.where(better, value, best[row])
+            choice[row] = torch.where(better, label, choice[row])
+    return choice[0], choice[1]
 
 
 @torch.no_grad()

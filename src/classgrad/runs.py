@@ -127,10 +127,14 @@ class Run:
             self.judge.learn(self.net, task)
             last = number == len(self.stream) - 1
             seen = range(number + 1) if last or not self.method.joint else range(0)
-            self.scores.append(
-                [evaluate(self.net, self.judge, self.stream[j], self.stream.test(j)) for j in seen]
-            )
+            task_free = last or self.plan.training.task_free == "every"
+            self.scores.append([self.score(j, task_free) for j in seen])
         self.summarise()
+
+    def score(self, number: int, task_free: bool) -> Score:
+        """Measure one of the tasks learnt so far."""
+        task, test = self.stream[number], self.stream.test(number)
+        return evaluate(self.net, self.judge, task, test, task_free=task_free)
 
     def measure_ahead(self, number: int) -> None:
         """Measure a task before it is learnt, which a head shared by all tasks allows."""

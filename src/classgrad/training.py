@@ -38,6 +38,10 @@ class Training(Settings):
     lr_min: float = Field(1e-5, ge=0, description="plateau: stop below this rate")
     factor: float = Field(2.0, gt=1, description="plateau: what the rate is divided by")
     patience: int = Field(6, ge=1, description="plateau: epochs without improvement before that")
+    task_free: Literal["every", "end"] = Field(
+        "every",
+        description="when to measure without task identity: after every task, or at the end",
+    )
 
     def schedule_for(self, steps: int) -> Schedule:
         """Return the schedule of a task that lasts at most `steps` steps."""

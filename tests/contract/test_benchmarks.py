@@ -56,6 +56,12 @@ def test_test_data_do_not_depend_on_the_seed(name):
         assert torch.equal(one.test(task).images, two.test(task).images)
 
 
+def test_takes_fewer_test_images(name):
+    stream = load(name, test_per_class=5)
+    for task in stream:
+        assert torch.bincount(stream.test(task.id).labels).tolist() == [5] * task.classes
+
+
 def test_takes_fewer_training_images(name):
     stream = load(name, train_per_class=7)
     for task in stream:

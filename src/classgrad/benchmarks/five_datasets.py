@@ -49,6 +49,6 @@ def five_datasets(root: Path | None = None, seed: int = 1, **values: Any) -> Tas
         # The digits of MNIST and SVHN have the same names but are not the same classes.
         names = tuple(f"{title} {label}" for label in train.class_names)
         tasks.append(Task(number, title, names, learn, valid, transform))
-        tests.append(Split(test.images, test.labels))
+        tests.append(options.reduce(Split(test.images, test.labels)))
         notes += [f"{title}: {part.note}" for part in (train, test) if part.note]
     return TaskStream("five-datasets", tasks, tests, notes)

@@ -45,7 +45,7 @@ def folder(path: Path, seed: int = 1, **values: Any) -> TaskStream:
         # Halfway between black and white, and a usual spread of photographs.
         view = Normalise([0.5, 0.5, 0.5], [0.25, 0.25, 0.25])
         tasks.append(Task(number, place.name, names, learn, valid, view))
-        tests.append(Split(images[held], labels[held]))
+        tests.append(options.reduce(Split(images[held], labels[held])))
     return TaskStream(f"folder:{path}", tasks, tests)
 
 

@@ -2,6 +2,7 @@
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from classgrad.settings import Settings
 from classgrad.tasks import Split
@@ -19,19 +20,35 @@ class BenchmarkSettings(Settings):
         None, ge=1, description="at most this many training images of each class, for quick work"
     )
 
+    test_per_class: int | None = Field(
+        None, ge=1, description="at most this many test images of each class, for quick work"
+    )
+
+    def reduce(self, test: Split) -> Split:
+        """Return the test data, or the first few of each class."""
+        if self.test_per_class is None:
+            return test
+        kept = first_of_each(test.labels, self.test_per_class)
+        return Split(test.images[kept], test.labels[kept])
+
     def divide(self, data: Split, generator: torch.Generator) -> tuple[Split, Split]:
         """Return training and validation data, in an order drawn from `generator`."""
         order = torch.randperm(len(data), generator=generator)
         held = round(len(data) * self.valid_fraction)
         valid, train = order[:held], order[held:]
         if self.train_per_class is not None:
-            labels = data.labels[train]
-            kept = [
-                (labels == label).nonzero().flatten()[: self.train_per_class]
-                for label in labels.unique()
-            ]
-            train = train[torch.cat(kept).sort().values]
+            train = train[first_of_each(data.labels[train], self.train_per_class)]
         return (
             Split(data.images[train], data.labels[train]),
             Split(data.images[valid], data.labels[valid]),
         )
+
+
+def first_of_each(labels: Tensor, count: int) -> Tensor:
+    """Return the indices of the first `count` samples of each class, in order.
+
+    >>> first_of_each(torch.tensor([1, 0, 1, 1, 0]), 2).tolist()
+    [0, 1, 2, 4]
+    """
+    kept = [(labels == label).nonzero().flatten()[:count] for label in labels.unique()]
+    return torch.cat(kept).sort().values

@@ -47,7 +47,7 @@ def deal(
         names = tuple(class_names[label] for label in group)
         title = task_names[number] if task_names else " ".join(names)
         tasks.append(Task(number, title, names, learn, valid, transform))
-        tests.append(only(test, group))
+        tests.append(options.reduce(only(test, group)))
     return TaskStream(name, tasks, tests, notes)
 
 
@@ -71,7 +71,7 @@ def permute(
         order = torch.arange(pixels) if number == 0 else torch.randperm(pixels, generator=chance)
         title = f"order {number + 1}"
         tasks.append(Task(number, title, tuple(class_names), learn, valid, Permute(order)))
-    return TaskStream(name, tasks, [test] * count, notes)
+    return TaskStream(name, tasks, [options.reduce(test)] * count, notes)
 
 
 def chunks(order: Tensor, count: int) -> list[list[int]]:
