@@ -89,6 +89,13 @@ def test_folder_names_differ_when_any_value_does():
     assert make_plan().folder_name() == make_plan().folder_name()
 
 
+def test_values_by_layer_of_a_recipe_are_for_its_own_network_only():
+    assert isinstance(make_plan("split-cifar100", "gpm").method.samples, dict)
+    other = make_plan("split-cifar100", "gpm", network="resnet18")
+    assert other.method.samples == 125
+    assert other.method.energy == 0.97
+
+
 def test_by_layer_values():
     plan = make_plan(values={"energy": {"fc1": 0.9, "*": 0.99}, "samples": {"fc*": 20}})
     assert plan.method.energy == {"fc1": 0.9, "*": 0.99}

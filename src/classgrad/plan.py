@@ -95,8 +95,10 @@ def make_plan(
         "benchmark_options": stream_options,
     }
     filled = {part: book.values(part, title, kind.name) for part in parts}
-    if network != usual:
-        filled["network_options"] = {}  # the recipe's were meant for another network
+    if network != usual:  # options and values by layer name were meant for another network
+        filled["network_options"] = {}
+        plain = {n: v for n, v in filled["method"].items() if not isinstance(v, dict)}
+        filled["method"] = plain
     if isinstance(method, Method):
         filled["method"] = method.model_dump()
     if not isinstance(benchmark, str):

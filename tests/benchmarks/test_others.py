@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from classgrad import benchmarks
-from classgrad.benchmarks import five_datasets, mnist
+from classgrad.benchmarks import five, mnist
 from classgrad.benchmarks.transforms import Normalise, Permute
 from classgrad.data import Images
 
@@ -53,7 +53,7 @@ def test_five_datasets_come_in_order_with_their_own_normalisation(monkeypatch):
         shape = (3, 32) if name in ("cifar10", "svhn") else (1, 28)
         return small(20, *shape, note=f"{name} subset"), small(3, *shape)
 
-    monkeypatch.setattr(five_datasets, "load_both", load)
+    monkeypatch.setattr(five, "load_both", load)
     stream = benchmarks.five_datasets(Path("nowhere"))
     assert asked == ["cifar10", "mnist", "svhn", "fashion_mnist", "notmnist"]
     titles = [task.name for task in stream]
@@ -77,7 +77,7 @@ def test_five_datasets_prefers_notmnist_in_the_split_of_gpm(monkeypatch, tmp_pat
         asked.append(name)
         return small(20, 1, 32), small(3, 1, 32)
 
-    monkeypatch.setattr(five_datasets, "load_both", load)
+    monkeypatch.setattr(five, "load_both", load)
     stream = benchmarks.five_datasets(tmp_path)
     assert asked[-1] == "notmnist32"
     assert stream[4].transform(torch.ones(1, 1, 32, 32)).shape == (1, 3, 32, 32)

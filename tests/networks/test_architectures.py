@@ -70,9 +70,9 @@ def test_sizes_shrink_as_in_the_released_code():
 
 
 def test_lenet_weights_are_spread_for_relu_and_the_others_as_pytorch_does():
-    lenet = built("lenet5").trunk.get_submodule("fc1").weight
+    lenet = built("lenet5").trunk.get_submodule("fc1").weight.detach()
     assert lenet.abs().max() == pytest.approx((6 / 3200) ** 0.5, rel=1e-3)
-    alexnet = built("alexnet5").trunk.get_submodule("fc1").weight
+    alexnet = built("alexnet5").trunk.get_submodule("fc1").weight.detach()
     assert alexnet.abs().max() == pytest.approx((1 / 1024) ** 0.5, rel=1e-3)
 
 

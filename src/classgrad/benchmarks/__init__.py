@@ -17,7 +17,7 @@ from classgrad.benchmarks.digits import (
     permuted_digits,
     split_digits,
 )
-from classgrad.benchmarks.five_datasets import FiveDatasetsOptions, five_datasets
+from classgrad.benchmarks.five import FiveDatasetsOptions, five_datasets
 from classgrad.benchmarks.folder import FolderOptions, folder
 from classgrad.benchmarks.mnist import (
     PermutedMnistOptions,
