@@ -4,6 +4,7 @@ import pytest
 from rich.console import Console
 
 from classgrad import report, run
+from classgrad.records import Layer
 from streams import blobs
 
 
@@ -36,6 +37,28 @@ def test_matrix_and_room(records):
     room = text(report.room_table(records[0]))
     for layer in records[0].layers:
         assert f"{layer.ranks[-1]}" in room
+
+
+@pytest.mark.parametrize("tasks", [1, 5, 6, 10, 20])
+def test_tables_of_any_number_of_tasks_fit_a_terminal(records, tasks):
+    row = [99.4] * tasks
+    layers = [
+        Layer(name="stage2.0.shortcut.0", dimension=2048, ranks=[1999] * tasks),
+        Layer(name="fc1", dimension=1024, ranks=list(range(tasks))),
+    ]
+    record = records[0].model_copy(
+        update={
+            "tasks": [f"classes {i}" for i in range(tasks)],
+            "accuracy_matrix": [row] * tasks,
+            "layers": layers,
+        }
+    )
+    for table in (report.matrix_table(record), report.room_table(record)):
+        shown = text(table)
+        assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
+        assert "…" not in shown
+    assert str(tasks) in text(report.room_table(record))
+    assert "1999" in text(report.room_table(record))
 
 
 def test_picture_is_a_png_with_something_in_it(records, tmp_path):

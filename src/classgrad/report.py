@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich import box
 from rich.table import Table
 
 from classgrad.records import Matrix, RunRecord
@@ -51,29 +52,44 @@ def size(count: int) -> str:
 
 
 def matrix_table(record: RunRecord) -> Table:
-    """Return the accuracy matrix: a line per task learnt, a column per task measured."""
-    table = Table(title="accuracy after each task, %", title_justify="left")
+    """Return the accuracy matrix: a line per task learnt, a column per task measured.
+
+    Up to five tasks go by name, more by number and in whole per cent, to fit a terminal.
+    """
+    count = len(record.accuracy_matrix)
+    few = count <= 5
+    names = record.tasks[:count] if few else [str(number + 1) for number in range(count)]
+    table = _table("accuracy after each task, %", few)
     table.add_column("after")
-    for task in record.tasks[: len(record.accuracy_matrix)]:
-        table.add_column(task, justify="right")
-    for task, row in zip(record.tasks, record.accuracy_matrix, strict=False):
-        table.add_row(task, *("" if value is None else f"{value:.1f}" for value in row))
+    for name in names:
+        table.add_column(name, justify="right")
+    for name, row in zip(names, record.accuracy_matrix, strict=True):
+        cells = ("" if v is None else f"{v:.1f}" if few else f"{v:.0f}" for v in row)
+        table.add_row(name, *cells)
     return table
 
 
 def room_table(record: RunRecord) -> Table:
-    """Return how many directions of each layer are taken after each task."""
-    table = Table(title="directions protected after each task", title_justify="left")
-    table.add_column("layer")
+    """Return how many directions of each layer are taken, after up to eight of the tasks."""
+    count = max(len(layer.ranks) for layer in record.layers)
+    shown = sorted({round(i * (count - 1) / 7) for i in range(8)})
+    table = _table("directions protected after task", count <= 5)
+    table.add_column("layer", no_wrap=True)
     table.add_column("of", justify="right")
-    for number_of_task in range(max(len(layer.ranks) for layer in record.layers)):
+    for number_of_task in shown:
         table.add_column(str(number_of_task + 1), justify="right")
-    table.add_column("room left", justify="right")
+    table.add_column("left", justify="right", no_wrap=True)
     for layer in record.layers:
         left = 100 * (1 - layer.ranks[-1] / layer.dimension)
-        ranks = [str(rank) for rank in layer.ranks]
+        ranks = [str(layer.ranks[i]) for i in shown if i < len(layer.ranks)]
         table.add_row(layer.name, str(layer.dimension), *ranks, f"{left:.0f} %")
     return table
+
+
+def _table(title: str, framed: bool) -> Table:
+    if framed:
+        return Table(title=title, title_justify="left")
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
 
 
 def draw_matrices(records: Sequence[RunRecord], path: Path) -> Path:
