@@ -6,25 +6,9 @@ import time
 
 import pytest
 
-from classgrad import cli
 from classgrad.records import RunRecord
 
 QUICK = ["--set", "epochs=1", "--set", "tasks=2", "--set", "train_per_class=10"]
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Call the command line in an empty folder; return exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["classgrad", *words])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        streams = capsys.readouterr()
-        return ended.value.code or 0, streams.out, streams.err
-
-    return run
 
 
 def classgrad(*words, **options):
