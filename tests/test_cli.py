@@ -63,10 +63,23 @@ def test_list_names_every_table(call):
     assert max(len(line) for line in out.splitlines()) <= 80
 
 
+def test_list_names_the_settings_of_an_entry(call):
+    code, out, _ = call("list", "cgp", "--json")
+    settings = json.loads(out)["cgp"]
+    assert code == 0
+    assert "default 0.7" in settings["similarity (eta)"]
+    assert all("None" not in line for line in settings.values())
+    for name in ("training", "split-cifar100", "mlp", "gpm"):
+        code, out, _ = call("list", name)
+        assert code == 0
+        assert "default" in out
+        assert max(len(line) for line in out.splitlines()) <= 80
+
+
 def test_show_repeats_what_run_printed(call, tmp_path):
     call("run", "--method", "gpm", *QUICK)
     (folder,) = (tmp_path / "runs").iterdir()
-    code, out, _ = call("show", str(folder))
+    code, out, _ = call("show", str(folder), str(folder / "matrix.png"))
     assert code == 0
     assert "directions protected" in out
     code, out, _ = call("show", str(folder), "--json")
@@ -102,6 +115,8 @@ WRONG = {
     "seed word": (["run", "--seed", "one"], "seed"),
     "unknown option": (["run", "--fast"], "--fast"),
     "unknown command": (["rum"], "rum"),
+    "only a picture": (["show", "matrix.png"], "only pictures are named"),
+    "unknown entry": (["list", "gpn"], "did you mean 'gpm'?"),
     "no run": (["show", "nowhere"], "no run at 'nowhere'"),
     "nothing to show": (["show"], "runs"),
 }

@@ -93,29 +93,30 @@ def run(
     console.print(f"picture   {picture}", soft_wrap=True)
 
 
-@app.command("list", epilog="Example: classgrad list --json")
+@app.command("list", epilog="Examples: classgrad list | classgrad list cgp | classgrad list --json")
 def list_tables(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="List the settings of this method, benchmark, network, or of training."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """List methods, benchmarks, networks and recipes, each with one line."""
+    """List methods, benchmarks, networks and recipes; or what can be set on one of them."""
     from rich.console import Console
     from rich.table import Table
 
-    from classgrad import benchmarks, methods, networks, recipes
+    from classgrad import tables
 
-    tables = {
-        "methods": {n: m.summary for n, m in methods.METHODS.items()},
-        "benchmarks": {n: b.summary for n, b in benchmarks.BENCHMARKS.items()},
-        "networks": {n: t.summary for n, t in networks.NETWORKS.items()},
-        "recipes": {n: recipes.load(n).description for n in recipes.names()},
-    }
+    found = tables.everything() if name is None else {name: tables.settings_of(name)}
     if as_json:
-        print(json.dumps(tables, indent=1))
+        print(json.dumps(found, indent=1))
         return
-    for title, entries in tables.items():
+    for title, entries in found.items():
         table = Table("name", "what it is", title=title, title_justify="left")
-        for name, summary in entries.items():
-            table.add_row(name, summary)
+        for entry, summary in entries.items():
+            table.add_row(entry, summary)
         Console().print(table)
 
 
@@ -133,7 +134,10 @@ def show(
 
     from classgrad.records import RunRecord
 
-    records = [RunRecord.load(path) for path in runs]
+    # The shell's runs/* names the pictures too.
+    records = [RunRecord.load(path) for path in runs if not path.endswith(".png")]
+    if not records:
+        raise UserError("only pictures are named: give folders of runs")
     if as_json:
         found = [json.loads(record.to_json()) for record in records]
         print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
