@@ -170,6 +170,13 @@ def test_help_is_quick_and_does_not_import_torch(tmp_path):
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+def test_without_a_command_there_is_help_and_nothing_else(call):
+    code, out, err = call()
+    assert code == 2
+    assert "Usage" in out + err
+    assert "classgrad: " not in err
+
+
 def test_every_command_has_help_with_an_example(call):
     for command in ("run", "list", "show"):
         code, out, _ = call(command, "--help")

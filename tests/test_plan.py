@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from classgrad import CGP
-from classgrad.benchmarks import BENCHMARKS
+from classgrad.benchmarks import BENCHMARKS, split_digits
 from classgrad.errors import UserError
 from classgrad.methods import METHODS
 from classgrad.networks import NETWORKS
@@ -18,7 +18,7 @@ def test_values_go_where_they_belong():
     assert plan.method.similarity == 0.9
     assert plan.training.epochs == 2
     assert plan.network_options.width == 32
-    assert plan.benchmark_options.tasks == 3
+    assert plan.benchmark_options["tasks"] == 3
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,12 @@ def test_a_method_made_already_is_used_as_it_is():
     assert plan.method.energy == 0.5
     assert plan.method.energy_step == CGP().energy_step  # not the recipe's
     assert make_plan(blobs(), CGP()).benchmark == "blobs"
+
+
+def test_a_stream_made_already_keeps_its_options_in_the_plan():
+    plans = [make_plan(split_digits(tasks=tasks), "gpm") for tasks in (2, 5)]
+    assert [plan.benchmark_options["tasks"] for plan in plans] == [2, 5]
+    assert plans[0].folder_name() != plans[1].folder_name()
 
 
 def test_folder_names_differ_when_any_value_does():

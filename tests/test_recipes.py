@@ -44,6 +44,7 @@ epochs = 5
         ("description = 3", "description"),
         ('description = "x"\nsurprise = 1', "surprise"),
         ('description = "x"\ntraining = 5', "training"),
+        ('description = "x"\n[methods.cgp]\ntraining = 5', "training of 'cgp' must be a table"),
     ],
 )
 def test_broken_files_are_refused(tmp_path, text, message):

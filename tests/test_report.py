@@ -39,6 +39,16 @@ def test_matrix_and_room(records):
         assert f"{layer.ranks[-1]}" in room
 
 
+def test_runs_that_differ_in_benchmark_or_seed_are_told_apart(records):
+    other = records[1].model_copy(update={"benchmark": "others", "seed": 7})
+    shown = text(report.comparison([records[0], other]))
+    assert "blobs" in shown
+    assert "others" in shown
+    assert "7" in shown
+    assert "seed 1" not in shown
+    assert "blobs, seed 1" in text(report.comparison(records))
+
+
 @pytest.mark.parametrize("tasks", [1, 5, 6, 10, 20])
 def test_tables_of_any_number_of_tasks_fit_a_terminal(records, tasks):
     row = [99.4] * tasks

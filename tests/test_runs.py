@@ -151,3 +151,14 @@ def test_multitask_is_judged_at_the_end_only():
     assert record.accuracy_matrix[0] == [None, None, None]
     assert all(value is not None for value in record.accuracy_matrix[-1])
     assert record.backward_transfer is None
+    # Prototypes are of the trained network for every task, not only for the last.
+    assert min(record.accuracy_matrix_task_free_prototypes[-1]) > 50
+    shared = run(blobs(tasks=3), "multitask", values={**QUICK, "heads": "shared"})
+    assert shared.forward_transfer is None
+
+
+def test_one_head_for_all_refuses_a_task_with_more_classes():
+    small, large = blobs(tasks=1, classes=2), blobs(tasks=2, classes=3)
+    stream = TaskStream("grows", [small[0], large[1]], [small.test(0), large.test(1)])
+    with pytest.raises(UserError, match="task 2 has 3 classes but the head shared by all has 2"):
+        run(stream, "finetune", values={**QUICK, "heads": "shared"})

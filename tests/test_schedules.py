@@ -31,7 +31,6 @@ def test_cosine_rises_then_falls_to_zero():
     assert schedule.rate(10) == pytest.approx(0.2)
     assert schedule.rate(55) == pytest.approx(0.1)
     assert schedule.rate(99) == pytest.approx(0.1 * (1 + math.cos(math.pi * 89 / 90)))
-    assert schedule.judge(math.inf) == "better"
 
 
 def test_warm_up_longer_than_the_task_ends_with_it():

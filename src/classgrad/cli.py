@@ -251,6 +251,8 @@ def main() -> None:
     except UserError as error:
         fail(str(error))
     except CLICK_ERROR as error:
+        if not error.format_message():  # no command was given, and the help is printed already
+            sys.exit(2)
         fail(error.format_message())
     except typer.Abort:
         fail("stopped", code=130)

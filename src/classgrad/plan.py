@@ -27,7 +27,7 @@ class Plan:
     """A run, fully described."""
 
     benchmark: str
-    benchmark_options: Settings
+    benchmark_options: dict[str, Any]
     method: Method
     network: str
     network_options: NetworkSettings
@@ -39,7 +39,7 @@ class Plan:
         """Return every value, as the record has them."""
         return {
             "benchmark": self.benchmark,
-            "benchmark_options": self.benchmark_options.model_dump(),
+            "benchmark_options": self.benchmark_options,
             "method": {"name": self.method.name, **self.method.model_dump()},
             "network": self.network,
             "network_options": self.network_options.model_dump(),
@@ -76,8 +76,9 @@ def make_plan(
     if isinstance(benchmark, str):
         title = benchmark
         stream_options: type[Settings] = benchmarks.find(benchmark).Options
+        made = None
     else:
-        title, stream_options = benchmark.name, NoOptions
+        title, stream_options, made = benchmark.name, NoOptions, benchmark.options
     kind = methods.kind(method) if isinstance(method, str) else type(method)
     book = recipes.load(recipe)
     usual = book.network_for(title)
@@ -117,7 +118,7 @@ def make_plan(
         filled[owner] = {**kept, name: value}
     return Plan(
         benchmark=title,
-        benchmark_options=stream_options(**filled["benchmark_options"]),
+        benchmark_options=made or stream_options(**filled["benchmark_options"]).model_dump(),
         method=kind(**filled["method"]),
         network=network,
         network_options=networks.options(network, **filled["network_options"]),

@@ -11,13 +11,23 @@ from classgrad.records import Matrix, RunRecord
 
 def comparison(records: Sequence[RunRecord]) -> Table:
     """Return one line per run: accuracy, forgetting, accuracy without task identity, cost."""
-    table = Table(title=f"{records[0].benchmark}, seed {records[0].seed}", title_justify="left")
+    streams = list(dict.fromkeys(record.benchmark for record in records))
+    seeds = list(dict.fromkeys(f"seed {record.seed}" for record in records))
+    common = [*(streams if len(streams) == 1 else []), *(seeds if len(seeds) == 1 else [])]
+    title = ", ".join(common)
+    table = Table(title=title or None, title_justify="left")
     table.add_column("method")
+    if len(streams) > 1:
+        table.add_column("benchmark")
+    if len(seeds) > 1:
+        table.add_column("seed", justify="right")
     for heading in ("ACC %", "BWT", "no task: conf.", "no task: proto.", "seconds", "memory"):
         table.add_column(heading, justify="right")
     for record in records:
         table.add_row(
             record.method_name,
+            *([record.benchmark] if len(streams) > 1 else []),
+            *([str(record.seed)] if len(seeds) > 1 else []),
             number(record.average_accuracy),
             number(record.backward_transfer, signed=True),
             number(record.average_accuracy_task_free),

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from classgrad.methods.base import Method
 from classgrad.networks.network import Network
 from classgrad.plan import Plan, make_plan
 from classgrad.records import ClassResult, Layer, RunRecord, rows, versions
-from classgrad.tasks import TaskStream
+from classgrad.tasks import Task, TaskStream
 from classgrad.training import LossNotFinite, Observer, fit
 
 
@@ -48,8 +48,7 @@ def run(
 def load_stream(plan: Plan, data_dir: Path | str | None = None) -> TaskStream:
     """Return the stream of a plan whose benchmark is in the table."""
     root = None if data_dir is None else Path(data_dir)
-    options = plan.benchmark_options.model_dump()
-    return benchmarks.load(plan.benchmark, root, plan.seed, **options)
+    return benchmarks.load(plan.benchmark, root, plan.seed, **plan.benchmark_options)
 
 
 def run_folder(out: Path | str, plan: Plan) -> Path:
@@ -104,7 +103,7 @@ class Run:
         task, seed = self.stream[number], self.plan.seed
         if number:
             self.net.add_task(task.classes)
-        if self.net.shared_head:
+        if self.net.shared_head and not self.method.joint:
             self.measure_ahead(number)
         self.method.begin_task(self.net, task)
         with self.clock("train"):
@@ -124,12 +123,19 @@ class Run:
             self.method.end_task(self.net, task, seeds.generator(seed, "samples", number))
         self.method.close()
         with self.clock("evaluate"):
-            self.judge.learn(self.net, task)
             last = number == len(self.stream) - 1
+            for learnt in self.learnt_now(task, last):
+                self.judge.learn(self.net, learnt)
             seen = range(number + 1) if last or not self.method.joint else range(0)
             task_free = last or self.plan.training.task_free == "every"
             self.scores.append([self.score(j, task_free) for j in seen])
         self.summarise()
+
+    def learnt_now(self, task: Task, last: bool) -> Sequence[Task]:
+        """Return the tasks the network knows since this one: all at the end of a joint method."""
+        if not self.method.joint:
+            return [task]
+        return self.stream if last else []
 
     def score(self, number: int, task_free: bool) -> Score:
         """Measure one of the tasks learnt so far."""

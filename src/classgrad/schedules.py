@@ -7,15 +7,10 @@ Verdict = Literal["better", "worse", "stop"]
 
 
 class Schedule(Protocol):
-    """Says the rate of every step, and judges every epoch."""
-
-    validates: bool  # whether `judge` needs a validation loss
+    """Says the rate of every step."""
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from the start of the task."""
-
-    def judge(self, loss: float) -> Verdict:
-        """Take the validation loss of an epoch: keep the weights, go on, or stop."""
 
 
 class Plateau:
@@ -29,8 +24,6 @@ class Plateau:
     ['better', 'better', 'worse', 'worse', 'stop']
     """
 
-    validates = True
-
     def __init__(self, start: float, *, lowest: float, factor: float, patience: int) -> None:
         self.current, self.lowest, self.factor, self.patience = start, lowest, factor, patience
         self.best = math.inf
@@ -41,7 +34,7 @@ class Plateau:
         return self.current
 
     def judge(self, loss: float) -> Verdict:
-        """Take the validation loss of an epoch."""
+        """Take the validation loss of an epoch: keep these weights, go on, or stop."""
         if loss < self.best:
             self.best = loss
             self.left = self.patience
@@ -58,8 +51,6 @@ class Plateau:
 class Cosine:
     """Rise linearly over `warmup` steps, then fall as a half cosine to zero at the last step."""
 
-    validates = False
-
     def __init__(self, start: float, *, steps: int, warmup: int = 0) -> None:
         self.start, self.steps, self.warmup = start, steps, min(warmup, steps)
 
@@ -70,15 +61,9 @@ class Cosine:
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
         return self.start * (1 + math.cos(math.pi * done)) / 2
 
-    def judge(self, loss: float) -> Verdict:
-        """Keep the newest weights."""
-        return "better"
-
 
 class Constant:
     """The same rate throughout."""
-
-    validates = False
 
     def __init__(self, start: float) -> None:
         self.start = start
@@ -86,7 +71,3 @@ class Constant:
     def rate(self, step: int) -> float:
         """Return the rate."""
         return self.start
-
-    def judge(self, loss: float) -> Verdict:
-        """Keep the newest weights."""
-        return "better"

@@ -4,6 +4,7 @@ import json
 
 from classgrad import recipes
 from classgrad.benchmarks import BENCHMARKS
+from classgrad.benchmarks.folder import FolderOptions
 from classgrad.errors import unknown
 from classgrad.methods import METHODS
 from classgrad.networks import NETWORKS
@@ -15,7 +16,10 @@ def everything() -> dict[str, dict[str, str]]:
     """Return each table with one line per entry."""
     return {
         "methods": {name: method.summary for name, method in METHODS.items()},
-        "benchmarks": {name: benchmark.summary for name, benchmark in BENCHMARKS.items()},
+        "benchmarks": {
+            **{name: benchmark.summary for name, benchmark in BENCHMARKS.items()},
+            "folder:PATH": "images of your own: PATH/task/class/image",
+        },
         "networks": {name: network.summary for name, network in NETWORKS.items()},
         "recipes": {name: recipes.load(name).description for name in recipes.names()},
     }
@@ -31,6 +35,7 @@ def settings_of(name: str) -> dict[str, str]:
         "training": Training,
         **METHODS,
         **{key: benchmark.Options for key, benchmark in BENCHMARKS.items()},
+        "folder": FolderOptions,
         **{key: network.Options for key, network in NETWORKS.items()},
     }
     if name not in owners:

@@ -1,8 +1,9 @@
 """Streams of tasks: labelled images for training and validation, and test sets kept apart."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,11 +86,17 @@ class Task:
 class TaskStream(Sequence[Task]):
     """Tasks in the order they arrive; `stream.test(j)` is for evaluation only.
 
-    `notes` are remarks on the data that belong beside every figure.
+    `notes` are remarks on the data that belong beside every figure; `options` what was set when the
+    stream was made. Both go into the record of a run.
     """
 
     def __init__(
-        self, name: str, tasks: Sequence[Task], tests: Sequence[Split], notes: Sequence[str] = ()
+        self,
+        name: str,
+        tasks: Sequence[Task],
+        tests: Sequence[Split],
+        notes: Sequence[str] = (),
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         if not tasks:
             raise UserError(f"stream '{name}' has no task")
@@ -105,6 +112,7 @@ class TaskStream(Sequence[Task]):
         self._tasks = tuple(tasks)
         self._tests = tuple(tests)
         self.notes = tuple(notes)
+        self.options = dict(options or {})
 
     def __len__(self) -> int:
         return len(self._tasks)

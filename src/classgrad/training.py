@@ -100,7 +100,7 @@ def fit(
     per_epoch = sum(batch_count(len(task.train), training.batch_size) for task in tasks)
     steps = training.epochs * per_epoch
     schedule = training.schedule_for(steps)
-    if schedule.validates and not any(len(task.valid) for task in tasks):
+    if isinstance(schedule, Plateau) and not any(len(task.valid) for task in tasks):
         raise UserError(
             "schedule 'plateau' needs validation data: keep some of the training data apart, or "
             "choose schedule=cosine"
@@ -132,7 +132,7 @@ def fit(
             done += 1
             if observer:
                 observer(Progress(newest, epoch, done, steps, value))
-        if schedule.validates:
+        if isinstance(schedule, Plateau):
             verdict = schedule.judge(validation_loss(net, tasks, training.batch_size))
             if verdict == "better":
                 best = {name: value.clone() for name, value in net.state_dict().items()}

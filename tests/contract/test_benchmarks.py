@@ -66,3 +66,10 @@ def test_takes_fewer_training_images(name):
     stream = load(name, train_per_class=7)
     for task in stream:
         assert torch.bincount(task.train.labels).tolist() == [7] * task.classes
+
+
+def test_no_class_is_left_without_a_training_image(name):
+    """Even if nearly all images are kept for validation."""
+    stream = load(name, valid_fraction=0.999, train_per_class=1)
+    for task in stream:
+        assert torch.bincount(task.train.labels).tolist() == [1] * task.classes

@@ -69,7 +69,7 @@ def test_other_heads_do_not_move(name):
 def test_state_survives_a_round_trip(name):
     running = start(name)
     running.learn(0)
-    state = copy.deepcopy(running.method.state_dict())
+    state = running.method.state_dict()
     net = copy.deepcopy(running.net)
     again = methods.make(name, **running.plan.method.model_dump())
     again.wrap(net, STREAM, 1)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from classgrad.errors import UserError
+from classgrad.networks import build
 from classgrad.networks.layers import Dropout, TaskBatchNorm
 from oracles.models import normal
 
@@ -196,3 +197,15 @@ def test_dropout_leaves_predictions_and_gradients_of_kept_values_alone() -> None
     found = dropped(0.5, x, 0)
     found.sum().backward()
     assert torch.equal(x.grad, (found != 0).double() * 2)
+
+
+def test_copies_for_contrast_do_not_count_for_the_statistics_of_predictions() -> None:
+    net = build("mlp", (1, 4, 4), batch_norm=True, norm="stored")
+    net.add_task(2)
+    net.train()
+    with net.statistics_kept():
+        net.embed(normal(6, 1, 4, 4).float(), 0)
+    norms = [m for m in net.modules() if isinstance(m, TaskBatchNorm)]
+    assert all(not norm.mean_0.any() and norm.variance_0.eq(1).all() for norm in norms)
+    net.embed(normal(6, 1, 4, 4).float(), 0)
+    assert all(norm.mean_0.any() for norm in norms)

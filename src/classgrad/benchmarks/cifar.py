@@ -61,7 +61,10 @@ def split_cifar100(root: Path | None = None, seed: int = 1, **values: Any) -> Ta
         train.class_names,
         options,
         seed,
-        task_names=[f"classes {i * len(g)}-{(i + 1) * len(g) - 1}" for i, g in enumerate(groups)],
+        task_names=[
+            f"classes {g[0]}-{g[-1]}" if options.class_order == "natural" else f"draw {number}"
+            for number, g in enumerate(groups, start=1)
+        ],
         transform=Normalise(MEAN, DEVIATION),
         notes=[part.note for part in (train, test) if part.note],
     )

@@ -51,4 +51,4 @@ def five_datasets(root: Path | None = None, seed: int = 1, **values: Any) -> Tas
         tasks.append(Task(number, title, names, learn, valid, transform))
         tests.append(options.reduce(Split(test.images, test.labels)))
         notes += [f"{title}: {part.note}" for part in (train, test) if part.note]
-    return TaskStream("five-datasets", tasks, tests, notes)
+    return TaskStream("five-datasets", tasks, tests, notes, options.model_dump())

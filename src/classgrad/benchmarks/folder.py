@@ -46,7 +46,7 @@ def folder(path: Path, seed: int = 1, **values: Any) -> TaskStream:
         view = Normalise([0.5, 0.5, 0.5], [0.25, 0.25, 0.25])
         tasks.append(Task(number, place.name, names, learn, valid, view))
         tests.append(options.reduce(Split(images[held], labels[held])))
-    return TaskStream(f"folder:{path}", tasks, tests)
+    return TaskStream(f"folder:{path}", tasks, tests, options=options.model_dump())
 
 
 def _folders(path: Path, kind: str) -> list[Path]:

@@ -32,10 +32,21 @@ class BenchmarkSettings(Settings):
         return Split(test.images[kept], test.labels[kept])
 
     def divide(self, data: Split, generator: torch.Generator) -> tuple[Split, Split]:
-        """Return training and validation data, in an order drawn from `generator`."""
+        """Return training and validation data, in an order drawn from `generator`.
+
+        No class is left without a training sample.
+        """
         order = torch.randperm(len(data), generator=generator)
         held = round(len(data) * self.valid_fraction)
         valid, train = order[:held], order[held:]
+        missing = ~torch.isin(data.labels[valid], data.labels[train])
+        if missing.any():
+            back = missing.nonzero().flatten()
+            back = back[first_of_each(data.labels[valid][back], 1)]
+            train = torch.cat([valid[back], train])
+            keep = torch.ones(len(valid), dtype=torch.bool)
+            keep[back] = False
+            valid = valid[keep]
         if self.train_per_class is not None:
             train = train[first_of_each(data.labels[train], self.train_per_class)]
         return (

@@ -48,7 +48,7 @@ def deal(
         title = task_names[number] if task_names else " ".join(names)
         tasks.append(Task(number, title, names, learn, valid, transform))
         tests.append(options.reduce(only(test, group)))
-    return TaskStream(name, tasks, tests, notes)
+    return TaskStream(name, tasks, tests, notes, options.model_dump())
 
 
 def permute(
@@ -71,7 +71,7 @@ def permute(
         order = torch.arange(pixels) if number == 0 else torch.randperm(pixels, generator=chance)
         title = f"order {number + 1}"
         tasks.append(Task(number, title, tuple(class_names), learn, valid, Permute(order)))
-    return TaskStream(name, tasks, [options.reduce(test)] * count, notes)
+    return TaskStream(name, tasks, [options.reduce(test)] * count, notes, options.model_dump())
 
 
 def chunks(order: Tensor, count: int) -> list[list[int]]:

@@ -73,8 +73,8 @@ def collect(
             hook.remove()
         for module, mode in training.items():
             module.training = mode
-    absent = set() if wanted is None else wanted - gather.present
-    if absent and not pool:
+    absent = set() if wanted is None else wanted - gather.labels
+    if absent:
         raise UserError(f"class {min(absent)} has no sample in the data given at the task's end")
     if not gather.present:
         raise UserError("the data given at the task's end hold no sample")
@@ -97,6 +97,8 @@ class _Gather:
         self.most = max(samples.values())
         self.found: dict[int, ClassInputs] = {}
         self.present: set[int] = set()
+        self.wanted = wanted
+        self.labels: set[int] = set()  # every label seen, of classes wanted or not
         self.only = None if pool else wanted
 
     def run(self, forward: Forward, batches: Batches, correct_only: bool) -> None:
@@ -109,6 +111,7 @@ class _Gather:
                 )
             output = forward(x)
             self._check_inputs(len(y))
+            self.labels.update(y.unique().tolist())
             right = output.argmax(1) == y if correct_only else torch.ones_like(y, dtype=torch.bool)
             label = torch.zeros_like(y) if self.pool else y
             for value in label.unique().tolist():
@@ -144,6 +147,8 @@ class _Gather:
         entry.counts[name] = entry.counts.get(name, 0) + len(flat)
 
     def _enough(self) -> bool:
+        if self.wanted is not None and not self.wanted <= self.labels:
+            return False
         wanted = {0} if self.pool else self.only
         if wanted is None:
             return False

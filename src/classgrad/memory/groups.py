@@ -58,9 +58,9 @@ class Groups:
         """Return everything, as tensors, numbers and lists."""
         return {
             "prototypes": torch.stack(self.prototypes),
-            "group_of": self.group_of,
-            "cosines": self.cosines,
-            "columns": self.columns,
+            "group_of": list(self.group_of),
+            "cosines": list(self.cosines),
+            "columns": [list(columns) for columns in self.columns],
         }
 
     @classmethod

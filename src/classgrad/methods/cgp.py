@@ -27,7 +27,9 @@ more than plain.
 Differences from the released code: one orthonormal S per layer and one projection, instead of
 overlapping groups and one projection for each; the cosine keeps its sign; a group keeps all its
 members; k is the smallest count that reaches ε (`gpm_compat=True` takes one less for the first
-basis); ε stops growing at `energy_limit`; the AugMix copies are complete and new in every epoch.
+basis); ε stops growing at `energy_limit`. The AugMix copies are complete and new in every epoch,
+with AugMix's own nine operations at severity 3 (the released code: thirteen at severity 1, one
+chain only, drawn once); `severity` can be set.
 """
 
 from collections.abc import Callable
@@ -81,7 +83,8 @@ class CGP(Projected):
             return super().loss(net, step)
         copies = augmix(step.images, severity=self.severity, generator=step.generator)
         embedding = net.embed(step.x, step.task.id)
-        of_copies = net.embed(step.task.transform(copies), step.task.id)
+        with net.statistics_kept():  # those for predictions are of real images
+            of_copies = net.embed(step.task.transform(copies), step.task.id)
         entropy = functional.cross_entropy(net.classify(embedding, step.task.id), step.y)
         return entropy + self.contrast * contrastive(embedding, of_copies, self.temperature)
 

@@ -173,7 +173,7 @@ class Projected(Method, ABC):
         return {
             "learnt": self._learnt,
             "bases": {name: s.basis for name, s in self._subspaces.items()},
-            "frozen": self._frozen,
+            "frozen": list(self._frozen),
         }
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:

@@ -44,6 +44,7 @@ class TaskBatchNorm(nn.Module):
         self.momentum, self.eps = momentum, eps
         self.tasks = 0
         self.task = 0
+        self.tracking = True  # whether batches in training count for the stored statistics
         self.add_task()
 
     def add_task(self) -> None:
@@ -74,8 +75,9 @@ class TaskBatchNorm(nn.Module):
             )
         mean = getattr(self, f"mean_{self.task}") if stored else None
         variance = getattr(self, f"variance_{self.task}") if stored else None
+        momentum = self.momentum if self.tracking else 0.0
         return functional.batch_norm(
-            x, mean, variance, scale, shift, from_batch, self.momentum, self.eps
+            x, mean, variance, scale, shift, from_batch, momentum, self.eps
         )
 
 

@@ -1,12 +1,14 @@
 """A network for a stream of tasks: one trunk for all, one linear head for each."""
 
 import math
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from classgrad import seeds
+from classgrad.errors import UserError
 from classgrad.networks.layers import Dropout, TaskBatchNorm
 
 
@@ -34,6 +36,12 @@ class Network(nn.Module):
         """Append what the next task owns: its head and, where norms are per task, its norms."""
         task = len(self.heads)
         if task and self.shared_head:
+            outputs = self.head_parameters(0)[0].shape[0]
+            if classes > outputs:
+                raise UserError(
+                    f"task {task + 1} has {classes} classes but the head shared by all has "
+                    f"{outputs}: use heads=task"
+                )
             self.heads.append(self.heads[0])
         else:
             with global_chance_kept():
@@ -43,11 +51,6 @@ class Network(nn.Module):
         if task:
             for norm in self._norms:
                 norm.add_task()
-
-    @property
-    def tasks(self) -> int:
-        """Number of tasks there is a head for."""
-        return len(self.heads)
 
     @property
     def task_dependent(self) -> bool:
@@ -66,6 +69,17 @@ class Network(nn.Module):
         """Let all dropout draw from one generator."""
         for dropout in self._dropouts:
             dropout.generator = generator
+
+    @contextmanager
+    def statistics_kept(self) -> Iterator[None]:
+        """Let no batch in the block count for the stored statistics of BatchNorm."""
+        for norm in self._norms:
+            norm.tracking = False
+        try:
+            yield
+        finally:
+            for norm in self._norms:
+                norm.tracking = True
 
     def embed(self, x: Tensor, task: int) -> Tensor:
         """Map inputs to what the heads see, with the norms of one task."""

@@ -5,7 +5,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from classgrad.errors import UserError, unknown
 
@@ -20,6 +20,14 @@ class Section(BaseModel):
     network_options: dict[str, Any] = Field(default_factory=dict)
     benchmark_options: dict[str, Any] = Field(default_factory=dict)
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    @field_validator("methods")
+    @classmethod
+    def _training_is_a_table(cls, methods: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for name, values in methods.items():
+            if not isinstance(values.get("training", {}), dict):
+                raise ValueError(f"training of '{name}' must be a table")
+        return methods
 
 
 class Recipe(Section):
