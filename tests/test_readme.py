@@ -41,3 +41,9 @@ def test_the_records_were_made_with_the_present_settings():
         record = RunRecord.load(path)
         plan = make_plan("permuted-digits", record.method_name, seed=record.seed)
         assert path.parent.name == plan.folder_name()
+
+
+def test_every_result_is_a_complete_record():
+    paths = list((ROOT / "results").glob("*/*/record.json"))
+    assert paths
+    assert all(RunRecord.load(path).complete for path in paths)
