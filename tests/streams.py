@@ -2,6 +2,7 @@
 
 import torch
 
+from classgrad.methods import Step
 from classgrad.tasks import Split, Task, TaskStream
 
 
@@ -27,3 +28,24 @@ def blobs(
         found.append(Task(number, f"blobs {number}", names, parts[0], parts[1]))
         tests.append(parts[2])
     return TaskStream("blobs", found, tests)
+
+
+def step_of(
+    task: Task,
+    optimizer: torch.optim.Optimizer,
+    index: torch.Tensor | None = None,
+    *,
+    number: int = 0,
+    per_epoch: int = 1,
+    steps: int = 1,
+    seed: int = 0,
+) -> Step:
+    """A training step on some samples of a task, by default all."""
+    index = torch.arange(len(task.train)) if index is None else index
+    dtype = optimizer.param_groups[0]["params"][0].dtype
+    images = task.train.unit_images(index, dtype)
+    chance = torch.Generator().manual_seed(seed)
+    x, y = task.transform(images), task.train.labels[index]
+    return Step(
+        task, index, images, x, y, optimizer, chance, number, per_epoch=per_epoch, steps=steps
+    )

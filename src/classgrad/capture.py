@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -98,6 +100,29 @@ def sites(model: nn.Module) -> dict[str, Site]:
                 label, layer, group, group * height, (group + 1) * height, weight[0].numel()
             )
     return found
+
+
+def by_layer(value: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Spread a setting over sites: one value, or that of the first name or pattern to fit.
+
+    A group of a convolution goes by the name of its layer.
+
+    >>> by_layer({"fc1": 1, "*": 2}, ["conv1", "fc1"])
+    {'conv1': 2, 'fc1': 1}
+    """
+    names = list(names)
+    if not isinstance(value, dict):
+        return dict.fromkeys(names, value)
+    spread = {}
+    for name in names:
+        fits = [key for key in value if fnmatchcase(name.split("[")[0], key)]
+        if not fits:
+            raise UserError(f"no value for layer '{name}' in {value}: add it, or '*' for the rest")
+        spread[name] = value[fits[0]]
+    for key in value:
+        if not any(fnmatchcase(name.split("[")[0], key) for name in names):
+            raise UserError(f"'{key}' fits no layer: there are {', '.join(names)}")
+    return spread
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -115,7 +115,19 @@ def fit(
         for task, index in epoch_batches(tasks, training.batch_size, order):
             for group in optimizer.param_groups:
                 group["lr"] = schedule.rate(done)
-            step = make_step(net, task, index, optimizer, chance)
+            images = task.train.unit_images(index, next(net.parameters()).dtype)
+            step = Step(
+                task,
+                index,
+                images,
+                task.transform(images),
+                task.train.labels[index],
+                optimizer,
+                chance,
+                number=done,
+                per_epoch=per_epoch,
+                steps=steps,
+            )
             loss = method.loss(net, step)
             value = loss.item()
             if not math.isfinite(value):
@@ -150,13 +162,6 @@ def epoch_batches(
     if len(tasks) == 1:
         return found
     return [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
-
-
-def make_step(net: Network, task: Task, index: Tensor, optimizer: Any, chance: Any) -> Step:
-    """Gather one batch in the network's precision."""
-    images = task.train.unit_images(index, next(net.parameters()).dtype)
-    labels = task.train.labels[index]
-    return Step(task, images, task.transform(images), labels, optimizer, chance)
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from classgrad.tasks import Split, Task, TaskStream
 from oracles.bases import Case, LayerMemory, as_batch, held, linear_layer, projector, random_case
 from oracles.contrast import contrastive_by_loops
 from oracles.models import normal
+from streams import step_of
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -262,8 +263,7 @@ def test_the_loss_is_cross_entropy_plus_lambda_times_the_contrast_with_new_copie
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
     def step() -> Step:
-        chance = torch.Generator().manual_seed(5)
-        return Step(task, images, images, task.train.labels[:6], optimizer, chance)
+        return step_of(task, optimizer, torch.arange(6), seed=5)
 
     entropy = nn.functional.cross_entropy(net(images, 0), task.train.labels[:6])
     copies = augmix(images, severity=2.0, generator=torch.Generator().manual_seed(5))

@@ -16,14 +16,27 @@ from classgrad.tasks import Task, TaskStream
 
 @dataclass(frozen=True)
 class Step:
-    """One training step: `images` in [0, 1], `x` what the network sees of them, labels `y`."""
+    """One training step: `images` in [0, 1], `x` what the network sees of them, labels `y`.
+
+    The batch is `task.train` at `index`; `number` steps of the task came before it, of at most
+    `steps`.
+    """
 
     task: Task
+    index: Tensor
     images: Tensor
     x: Tensor
     y: Tensor
     optimizer: torch.optim.Optimizer
     generator: torch.Generator
+    number: int
+    per_epoch: int
+    steps: int
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch, from 0."""
+        return self.number // self.per_epoch
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,8 @@ class Method(Settings):
     name: ClassVar[str]
     summary: ClassVar[str]
     joint: ClassVar[bool] = False  # learns all tasks at once, so only the end can be judged
+    revisits: ClassVar[bool] = False  # moves the heads of earlier tasks too
+    free_start: ClassVar[bool] = True  # learns the first task just as finetuning does
 
     def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
         """Change the network once; it has the head of the first task already."""

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -10,7 +9,7 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
-from classgrad.errors import UserError
+from classgrad.capture import by_layer
 from classgrad.memory.collect import Batches, Collected, Forward, collect
 from classgrad.memory.subspace import Subspace
 from classgrad.methods.base import LayerRoom, Method, Step
@@ -73,25 +72,8 @@ class Projected(Method, ABC):
         self.by_layer(self.samples)
 
     def by_layer(self, value: Any) -> dict[str, Any]:
-        """Spread a setting over the sites: one value, or that of the first name or pattern to fit.
-
-        A group of a convolution goes by the name of its layer.
-        """
-        names = list(self.projector.sites)
-        if not isinstance(value, dict):
-            return dict.fromkeys(names, value)
-        spread = {}
-        for name in names:
-            fits = [key for key in value if fnmatchcase(name.split("[")[0], key)]
-            if not fits:
-                raise UserError(
-                    f"no value for layer '{name}' in {value}: add it, or '*' for the rest"
-                )
-            spread[name] = value[fits[0]]
-        for key in value:
-            if not any(fnmatchcase(name.split("[")[0], key) for name in names):
-                raise UserError(f"'{key}' fits no layer: there are {', '.join(names)}")
-        return spread
+        """Spread a setting over the sites."""
+        return by_layer(value, self.projector.sites)
 
     def thresholds(self) -> dict[str, float]:
         """Return ε of each site for the task at hand: energy + task * energy_step, limited."""

@@ -16,7 +16,22 @@ NORMALISATIONS = (
 )
 
 
-class TaskBatchNorm(nn.Module):
+class PerTask(nn.Module):
+    """A layer that keeps something for each task; a `Network` tells it which task is at hand."""
+
+    task: int = 0
+
+    def add_task(self) -> None:
+        """Make room for one more task, and select it."""
+        raise NotImplementedError
+
+    @property
+    def task_dependent(self) -> bool:
+        """Whether what comes out depends on the task."""
+        return True
+
+
+class TaskBatchNorm(PerTask):
     """Batch normalisation for a stream of tasks, over dimension 1 of (n, c) or (n, c, *size).
 
     statistics="batch"
@@ -45,6 +60,7 @@ class TaskBatchNorm(nn.Module):
         self.tasks = 0
         self.task = 0
         self.tracking = True  # whether batches in training count for the stored statistics
+        self.constant = False  # whether gradients take the statistics of the batch for constants
         self.add_task()
 
     def add_task(self) -> None:
@@ -62,6 +78,11 @@ class TaskBatchNorm(nn.Module):
         self.tasks += 1
         self.task = count
 
+    @property
+    def task_dependent(self) -> bool:
+        """Whether tasks have statistics or parameters of their own."""
+        return self.statistics == "stored" or self.affine == "task"
+
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each channel, then scale and shift it."""
         own = self.task if self.affine == "task" else 0
@@ -73,6 +94,10 @@ class TaskBatchNorm(nn.Module):
                 "batch normalisation needs more than one value per channel: a batch of one sample "
                 "has no statistics; use larger batches or norm=stored"
             )
+        if from_batch and self.constant:
+            over = [0, *range(2, x.dim())]
+            centre, spread = x.detach().mean(over), x.detach().var(over, correction=0)
+            return functional.batch_norm(x, centre, spread, scale, shift, False, 0.0, self.eps)
         mean = getattr(self, f"mean_{self.task}") if stored else None
         variance = getattr(self, f"variance_{self.task}") if stored else None
         momentum = self.momentum if self.tracking else 0.0

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from classgrad import seeds
 from classgrad.errors import UserError
-from classgrad.networks.layers import Dropout, TaskBatchNorm
+from classgrad.networks.layers import Dropout, PerTask, TaskBatchNorm
 
 
 class Network(nn.Module):
@@ -28,9 +28,14 @@ class Network(nn.Module):
         self.seed = seed
         self.shared_head = shared_head
         self.heads = nn.ModuleList()
-        self._norms = [m for m in trunk.modules() if isinstance(m, TaskBatchNorm)]
-        self._dropouts = [m for m in trunk.modules() if isinstance(m, Dropout)]
+        self.find_layers()
         self.set_generator(seeds.generator(seed, "dropout"))
+
+    def find_layers(self) -> None:
+        """Look up the layers a task is told to; call it after replacing layers."""
+        self._per_task = [m for m in self.modules() if isinstance(m, PerTask)]
+        self._norms = [m for m in self._per_task if isinstance(m, TaskBatchNorm)]
+        self._dropouts = [m for m in self.modules() if isinstance(m, Dropout)]
 
     def add_task(self, classes: int) -> None:
         """Append what the next task owns: its head and, where norms are per task, its norms."""
@@ -49,13 +54,13 @@ class Network(nn.Module):
             initialise(head, seeds.generator(self.seed, "head", task))
             self.heads.append(head.to(next(self.trunk.parameters())))
         if task:
-            for norm in self._norms:
-                norm.add_task()
+            for layer in self._per_task:
+                layer.add_task()
 
     @property
     def task_dependent(self) -> bool:
         """Whether the embedding depends on the task it is asked for."""
-        return any(n.statistics == "stored" or n.affine == "task" for n in self._norms)
+        return any(layer.task_dependent for layer in self._per_task)
 
     def protected(self) -> nn.Module:
         """Return the part whose answers to old inputs must not change: all that tasks share."""
@@ -81,10 +86,25 @@ class Network(nn.Module):
             for norm in self._norms:
                 norm.tracking = True
 
-    def embed(self, x: Tensor, task: int) -> Tensor:
-        """Map inputs to what the heads see, with the norms of one task."""
+    @contextmanager
+    def samples_apart(self) -> Iterator[None]:
+        """Let no gradient in the block pass from one sample to another through BatchNorm."""
         for norm in self._norms:
-            norm.task = task
+            norm.constant = True
+        try:
+            yield
+        finally:
+            for norm in self._norms:
+                norm.constant = False
+
+    def select(self, task: int) -> None:
+        """Let every layer that keeps something for each task use what it keeps for this one."""
+        for layer in self._per_task:
+            layer.task = task
+
+    def embed(self, x: Tensor, task: int) -> Tensor:
+        """Map inputs to what the heads see, with what the layers keep for one task."""
+        self.select(task)
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)  # as the weights lie, see `build`
         features: Tensor = self.trunk(x)
@@ -92,6 +112,7 @@ class Network(nn.Module):
 
     def classify(self, features: Tensor, task: int) -> Tensor:
         """Map embeddings to the logits of one task."""
+        self.select(task)
         logits: Tensor = self.heads[task](features)
         return logits
 

@@ -4,7 +4,6 @@ from collections import OrderedDict
 
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.options import NetworkSettings
@@ -18,17 +17,20 @@ class Block(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, width, 3, stride=stride, padding=1, bias=False)
         self.bn1 = TaskBatchNorm(width, options.norm, options.affine)
+        self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn2 = TaskBatchNorm(width, options.norm, options.affine)
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != width:
             self.shortcut.append(nn.Conv2d(inputs, width, 1, stride=stride, bias=False))
             self.shortcut.append(TaskBatchNorm(width, options.norm, options.affine))
+        self.relu2 = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, inputs, h, w) to (n, width, h / stride, w / stride)."""
-        inner = functional.relu(self.bn1(self.conv1(x)))
-        return functional.relu(self.bn2(self.conv2(inner)) + self.shortcut(x))
+        inner = self.relu1(self.bn1(self.conv1(x)))
+        out: Tensor = self.relu2(self.bn2(self.conv2(inner)) + self.shortcut(x))
+        return out
 
 
 class ResNet18(Trunk):
