@@ -199,3 +199,36 @@ def test_same_seed_same_record_in_two_processes_with_two_threads(tmp_path):
         found.append(data)
     assert found[0] == found[1]
     assert found[0]["accuracy_matrix"] != found[2]["accuracy_matrix"]
+
+
+def test_several_seeds_are_run_and_averaged(call, tmp_path):
+    code, out, _ = call("run", "--method", "gpm,finetune", "--seed", "1,2", *QUICK)
+    assert code == 0
+    records = [RunRecord.load(p) for p in (tmp_path / "runs").iterdir() if p.is_dir()]
+    assert sorted((r.method_name, r.seed) for r in records) == [
+        (name, seed) for name in ("finetune", "gpm") for seed in (1, 2)
+    ]
+    assert "mean of seeds 1, 2" in out
+    mean = sum(r.average_accuracy for r in records if r.method_name == "gpm") / 2
+    assert f"{mean:.1f} ±" in out
+    folders = [str(p) for p in (tmp_path / "runs").iterdir() if p.is_dir()]
+    code, out, _ = call("show", "--markdown", *folders)
+    assert code == 0
+    assert f"| gpm | {mean:.1f} ±" in out
+
+
+def test_all_methods_is_every_method_of_the_table():
+    from classgrad.cli_words import make_plans
+    from classgrad.methods import METHODS
+
+    plans = make_plans("split-digits", "all", None, "fast", 1, {})
+    assert [plan.method.name for plan in plans] == list(METHODS)
+
+
+@pytest.mark.parametrize("seed", ["x", "1,x", "-1", "", "1,1", "1.5"])
+def test_bad_seeds_are_refused(call, tmp_path, seed):
+    code, _, err = call("run", "--seed", seed)
+    assert code == 2
+    assert "--seed" in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()

@@ -76,3 +76,41 @@ def test_picture_is_a_png_with_something_in_it(records, tmp_path):
     data = path.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     assert len(data) > 10_000
+
+
+def test_means_over_seeds_and_their_spread(records):
+    cgp = records[0].model_copy(update={"average_accuracy": 90.0, "backward_transfer": -1.0})
+    other = cgp.model_copy(
+        update={"seed": 2, "average_accuracy": 94.0, "backward_transfer": -3.0, "memory_bytes": 0}
+    )
+    (summary,) = report.summaries([cgp, other])
+    assert summary.seeds == [1, 2]
+    assert summary.accuracy == "92.0 ± 2.8"
+    assert summary.transfer == "-2.0 ± 1.4"
+    assert summary.memory == report.size(round(cgp.memory_bytes / 2))
+    assert "mean of seeds 1, 2" in text(report.means([cgp, other]))
+    changed = other.model_copy(update={"training": {**other.training, "epochs": 9}})
+    assert len(report.summaries([cgp, changed])) == 2
+
+
+def test_markdown_has_the_best_first_and_a_dash_for_what_was_not_measured(records):
+    lines = report.markdown(records).splitlines()
+    assert lines[0].startswith("| method | ACC % | BWT |")
+    best = max(records, key=lambda record: record.average_accuracy)
+    assert lines[2].startswith(f"| {best.method_name} | {best.average_accuracy:.1f} |")
+    (multitask,) = [line for line in lines if line.startswith("| multitask |")]
+    assert multitask.split(" | ")[2] == "-"
+
+
+def test_means_fit_a_terminal(records):
+    several = [r.model_copy(update={"seed": seed}) for r in records for seed in (1, 2, 3)]
+    assert max(len(line) for line in text(report.means(several)).splitlines()) <= 80
+
+
+def test_a_picture_of_many_runs_wraps(records, tmp_path):
+    from matplotlib.image import imread
+
+    few = imread(report.draw_matrices(records[:1] * 5, tmp_path / "few.png")).shape
+    many = imread(report.draw_matrices(records[:1] * 11, tmp_path / "many.png")).shape
+    assert many[1] == few[1]
+    assert many[0] > 2 * few[0]

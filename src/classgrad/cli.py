@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from classgrad import cli_data
+from classgrad.cli_words import make_plans, parse_seeds, parse_settings
 from classgrad.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from classgrad.plan import Plan
     from classgrad.records import RunRecord
     from classgrad.runs import Run
     from classgrad.training import Observer
@@ -38,20 +38,23 @@ app.add_typer(cli_data.app, name="data")
 
 @app.command(
     epilog="Examples: classgrad run split-digits --method cgp --set eta=0.8 --set lambda=0.1 | "
-    "classgrad run --method cgp,gpm,finetune --seed 2 | classgrad run --method gpm --json"
+    "classgrad run --method cgp,gpm,finetune --seed 2 | classgrad run --method gpm --json | "
+    "classgrad run --method all --seed 1,2,3"
 )
 def run(
     benchmark: Annotated[
         str, typer.Argument(help="A stream of tasks; see 'classgrad list'.")
     ] = "permuted-digits",
     method: Annotated[
-        str, typer.Option("--method", "-m", help="A method, or several with commas to compare.")
+        str, typer.Option("--method", "-m", help="A method, several with commas, or all.")
     ] = "cgp",
     network: Annotated[
         str | None, typer.Option(help="A network; by default the recipe's choice.")
     ] = None,
     recipe: Annotated[str, typer.Option(help="A recipe by name, or a .toml file.")] = "fast",
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same result.")] = 1,
+    seed: Annotated[
+        str, typer.Option(help="Same seed, same result. Several with commas: also their mean.")
+    ] = "1",
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -72,24 +75,32 @@ def run(
     from classgrad.report import draw_matrices
     from classgrad.runs import Run, load_stream, run_folder
 
-    plans = make_plans(benchmark, method, network, recipe, seed, parse_settings(settings or []))
-    folders = [run_folder(out, plan) for plan in plans]
-    stream = load_stream(plans[0], data_dir)  # what methods learn does not differ between them
-    runs = [Run(plan, stream, folder) for plan, folder in zip(plans, folders, strict=True)]
+    values = parse_settings(settings or [])
+    seeds = parse_seeds(seed)
+    groups = [make_plans(benchmark, method, network, recipe, one, values) for one in seeds]
+    folders = [run_folder(out, plan) for plans in groups for plan in plans]
     console = Console(stderr=as_json)
-    records = []
-    for one in runs:
-        with progress_bar(console, one) as observer:
-            records.append(one.go(observer))
+    records: list[RunRecord] = []
+    for plans in groups:
+        stream = load_stream(plans[0], data_dir)  # what methods learn does not differ between them
+        if not records:
+            for plan in plans:  # whatever is wrong shows before the first run
+                Run(plan, stream)
+        for plan in plans:
+            one = Run(plan, stream, folders[len(records)])
+            with progress_bar(console, one) as observer:
+                records.append(one.go(observer))
     if as_json:
         found = [json.loads(record.to_json()) for record in records]
         print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
         return
     show_records(console, records)
     picture = draw_matrices(
-        records, out / "matrices.png" if len(records) > 1 else folders[0] / "matrix.png"
+        records[: len(groups[0])],
+        out / "matrices.png" if len(records) > 1 else folders[0] / "matrix.png",
     )
-    console.print(f"records   {', '.join(str(folder) for folder in folders)}", soft_wrap=True)
+    where = ", ".join(str(folder) for folder in folders) if len(folders) < 9 else str(out)
+    console.print(f"records   {where}", soft_wrap=True)
     console.print(f"picture   {picture}", soft_wrap=True)
 
 
@@ -128,6 +139,9 @@ def show(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the records and nothing else.")
     ] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print means over seeds as a Markdown table.")
+    ] = False,
 ) -> None:
     """Show the record of a run, or compare several."""
     from rich.console import Console
@@ -142,58 +156,12 @@ def show(
         found = [json.loads(record.to_json()) for record in records]
         print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
         return
+    if as_markdown:
+        from classgrad.report import markdown
+
+        print(markdown(records), end="")
+        return
     show_records(Console(), records)
-
-
-def make_plans(
-    benchmark: str,
-    methods: str,
-    network: str | None,
-    recipe: str,
-    seed: int,
-    values: dict[str, Any],
-) -> "list[Plan]":
-    """Return a plan for each method; a value goes to the methods that have such a setting."""
-    from classgrad.methods import kind as find
-    from classgrad.plan import make_plan
-
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    if not names:
-        raise UserError("--method names no method: see 'classgrad list'")
-    kinds = [find(name) for name in names]
-    plans = []
-    for name, kind in zip(names, kinds, strict=True):
-        # With several methods, a setting that only another one has is not for this one.
-        others = [other for other in kinds if other is not kind]
-        own = {
-            key: value
-            for key, value in values.items()
-            if kind.accepts(key) or not any(other.accepts(key) for other in others)
-        }
-        plans.append(
-            make_plan(benchmark, name, network=network, recipe=recipe, seed=seed, values=own)
-        )
-    return plans
-
-
-def parse_settings(given: list[str]) -> dict[str, Any]:
-    """Read NAME=VALUE pairs; a value is JSON where it can be, else the text itself.
-
-    >>> parse_settings(["eta=0.8", "rule=joint", "correct_only=false"])
-    {'eta': 0.8, 'rule': 'joint', 'correct_only': False}
-    """
-    values: dict[str, Any] = {}
-    for pair in given:
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise UserError(f"--set takes NAME=VALUE, for example eta=0.8 (got {pair!r})")
-        if name in values:
-            raise UserError(f"--set gives '{name}' twice")
-        try:
-            values[name] = json.loads(text)
-        except ValueError:
-            values[name] = text
-    return values
 
 
 @contextmanager
@@ -235,7 +203,8 @@ def show_records(console: "Console", records: "list[RunRecord]") -> None:
     """Print a comparison; for one run also its accuracy matrix and the room left."""
     from classgrad import report
 
-    console.print(report.comparison(records))
+    several = len(report.summaries(records)) < len(records)
+    console.print(report.means(records) if several else report.comparison(records))
     if len(records) == 1:
         console.print(report.matrix_table(records[0]))
         if records[0].layers:

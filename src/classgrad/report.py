@@ -1,6 +1,8 @@
-"""Records for people: tables for the terminal and pictures of accuracy matrices."""
+"""Records for people: tables for the terminal and for documents, pictures of matrices."""
 
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich import box
@@ -36,6 +38,84 @@ def comparison(records: Sequence[RunRecord]) -> Table:
             size(record.memory_bytes),
         )
     return table
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Runs that differ in the seed only: means, and standard deviations where seeds are several."""
+
+    method: str
+    benchmark: str
+    seeds: list[int]
+    accuracy: str
+    transfer: str
+    confident: str
+    nearest: str
+    seconds: str
+    memory: str
+
+    HEADINGS = ("method", "ACC %", "BWT", "no task: conf.", "no task: proto.", "seconds", "memory")
+
+    def cells(self) -> list[str]:
+        """Return what belongs under the headings."""
+        figures = [self.accuracy, self.transfer, self.confident, self.nearest]
+        return [self.method, *figures, self.seconds, self.memory]
+
+
+def summaries(records: Sequence[RunRecord]) -> list[Summary]:
+    """Put runs that differ in the seed only together, in the order they first appear."""
+    groups: dict[str, list[RunRecord]] = {}
+    for record in records:
+        settings = (record.method, record.network_options, record.training)
+        place = (record.benchmark, record.benchmark_options, record.network)
+        groups.setdefault(repr((settings, place)), []).append(record)
+    return [
+        Summary(
+            method=group[0].method_name,
+            benchmark=group[0].benchmark,
+            seeds=[record.seed for record in group],
+            accuracy=_spread([r.average_accuracy for r in group]),
+            transfer=_spread([r.backward_transfer for r in group], signed=True),
+            confident=_spread([r.average_accuracy_task_free for r in group]),
+            nearest=_spread([r.average_accuracy_task_free_prototypes for r in group]),
+            seconds=f"{statistics.mean(r.seconds.total for r in group):.1f}",
+            memory=size(round(statistics.mean(r.memory_bytes for r in group))),
+        )
+        for group in groups.values()
+    ]
+
+
+def means(records: Sequence[RunRecord]) -> Table:
+    """Return one line per method: mean and standard deviation over seeds."""
+    found = summaries(records)
+    streams = list(dict.fromkeys(summary.benchmark for summary in found))
+    seeds = sorted({seed for summary in found for seed in summary.seeds})
+    title = f"{', '.join(streams)}, mean of seeds {', '.join(map(str, seeds))}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in Summary.HEADINGS:
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    for summary in found:
+        table.add_row(*summary.cells())
+    return table
+
+
+def markdown(records: Sequence[RunRecord]) -> str:
+    """Return the means as a table for a document, best accuracy first."""
+
+    def rank(summary: Summary) -> float:
+        return -float(summary.accuracy.split()[0]) if summary.accuracy != "-" else 0.0
+
+    lines = [Summary.HEADINGS, ["---"] + ["---:"] * (len(Summary.HEADINGS) - 1)]
+    lines += [summary.cells() for summary in sorted(summaries(records), key=rank)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _spread(values: Sequence[float | None], signed: bool = False) -> str:
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return "-"
+    mean = f"{statistics.mean(known):{'+' if signed else ''}.1f}"
+    return mean if len(known) == 1 else f"{mean} ± {statistics.stdev(known):.1f}"
 
 
 def number(value: float | None, signed: bool = False) -> str:
@@ -109,12 +189,19 @@ def draw_matrices(records: Sequence[RunRecord], path: Path) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    width = 1.2 + 2.9 * len(records)
+    columns = min(len(records), 5)
+    lines = -(-len(records) // columns)
     figure, axes = pyplot.subplots(
-        1, len(records), figsize=(width, 3.4), squeeze=False, layout="constrained"
+        lines,
+        columns,
+        figsize=(1.2 + 2.9 * columns, 3.4 * lines),
+        squeeze=False,
+        layout="constrained",
     )
+    for unused in axes.flat[len(records) :]:
+        unused.set_axis_off()
     lowest = min(_values(record.accuracy_matrix, default=0.0)[0] for record in records)
-    for axis, record in zip(axes[0], records, strict=True):
+    for axis, record in zip(axes.flat, records, strict=False):
         cells = [[float("nan") if v is None else v for v in row] for row in record.accuracy_matrix]
         image = axis.imshow(cells, vmin=min(lowest, 95), vmax=100, cmap="viridis")
         for i, row in enumerate(record.accuracy_matrix):
@@ -134,8 +221,9 @@ def draw_matrices(records: Sequence[RunRecord], path: Path) -> Path:
         ticks = range(len(cells))
         axis.set_xticks(ticks, [str(tick + 1) for tick in ticks])
         axis.set_yticks(ticks, [str(tick + 1) for tick in ticks])
-    axes[0][0].set_ylabel("after learning task")
-    figure.colorbar(image, ax=axes[0].tolist(), label="accuracy, %", shrink=0.8)
+    for line in axes:
+        line[0].set_ylabel("after learning task")
+    figure.colorbar(image, ax=axes.ravel().tolist(), label="accuracy, %", shrink=0.8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -1,0 +1,77 @@
+"""What the words of a command line ask for: seeds, settings, and a plan for each method."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from classgrad.errors import UserError
+
+if TYPE_CHECKING:
+    from classgrad.plan import Plan
+
+
+def make_plans(
+    benchmark: str,
+    methods: str,
+    network: str | None,
+    recipe: str,
+    seed: int,
+    values: dict[str, Any],
+) -> "list[Plan]":
+    """Return a plan for each method; a value goes to the methods that have such a setting."""
+    from classgrad.methods import METHODS
+    from classgrad.methods import kind as find
+    from classgrad.plan import make_plan
+
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    names = list(METHODS) if names == ["all"] else names
+    if not names:
+        raise UserError("--method names no method: see 'classgrad list'")
+    kinds = [find(name) for name in names]
+    plans = []
+    for name, kind in zip(names, kinds, strict=True):
+        # With several methods, a setting that only another one has is not for this one.
+        others = [other for other in kinds if other is not kind]
+        own = {
+            key: value
+            for key, value in values.items()
+            if kind.accepts(key) or not any(other.accepts(key) for other in others)
+        }
+        plans.append(
+            make_plan(benchmark, name, network=network, recipe=recipe, seed=seed, values=own)
+        )
+    return plans
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Read one seed or several.
+
+    >>> parse_seeds("1,2, 3")
+    [1, 2, 3]
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or not all(word.isascii() and word.isdigit() for word in words):
+        raise UserError(f"--seed takes whole numbers from 0 on, for example 1,2,3 (got {text!r})")
+    seeds = [int(word) for word in words]
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"--seed names one seed twice (got {text!r})")
+    return seeds
+
+
+def parse_settings(given: list[str]) -> dict[str, Any]:
+    """Read NAME=VALUE pairs; a value is JSON where it can be, else the text itself.
+
+    >>> parse_settings(["eta=0.8", "rule=joint", "correct_only=false"])
+    {'eta': 0.8, 'rule': 'joint', 'correct_only': False}
+    """
+    values: dict[str, Any] = {}
+    for pair in given:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise UserError(f"--set takes NAME=VALUE, for example eta=0.8 (got {pair!r})")
+        if name in values:
+            raise UserError(f"--set gives '{name}' twice")
+        try:
+            values[name] = json.loads(text)
+        except ValueError:
+            values[name] = text
+    return values
