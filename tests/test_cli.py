@@ -116,7 +116,7 @@ WRONG = {
     "unknown option": (["run", "--fast"], "--fast"),
     "unknown command": (["rum"], "rum"),
     "only a picture": (["show", "matrix.png"], "only pictures are named"),
-    "unknown entry": (["list", "gpn"], "did you mean 'gpm'?"),
+    "unknown entry": (["list", "gpmm"], "did you mean 'gpm'?"),
     "no run": (["show", "nowhere"], "no run at 'nowhere'"),
     "nothing to show": (["show"], "runs"),
 }

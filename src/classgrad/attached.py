@@ -89,6 +89,11 @@ def attach(model: nn.Module, method: Projected) -> Attached:
     """
     if not isinstance(method, Projected):
         raise UserError(
-            f"{type(method).__name__} does not work by projection: attach takes CGP or GPM"
+            f"{type(method).__name__} does not work by projection: attach takes CGP, GPM or SGP"
+        )
+    if not method.attachable:
+        raise UserError(
+            f"{type(method).__name__} changes the network before each task: use it in a run; "
+            "attach takes CGP, GPM or SGP"
         )
     return Attached(model, method)

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from classgrad.errors import UserError
+from classgrad.networks.scaled import ScaledConv2d, ScaledLinear
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-PLAIN = {kind.forward for kind in (nn.Linear, *CONVOLUTIONS)}
+# Scaled layers change their weight only where no later update reaches: plain to a guard.
+PLAIN = {kind.forward for kind in (nn.Linear, *CONVOLUTIONS, ScaledLinear, ScaledConv2d)}
 
 
 @dataclass(frozen=True)

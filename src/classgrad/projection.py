@@ -12,6 +12,10 @@ Three choices keep that exact and cheap:
   the cost falls again once a layer is more than half full.
 - Plain SGD moves W along projected gradients only. Weight decay, Adam and momentum from before the
   basis grew do not; for those the update itself, W after - W before, is projected too.
+
+Directions can have an importance below 1 (SGP, AAAI 2023): steps along them are then scaled by
+1 - importance instead of removed. Scaling twice is not scaling once, so it is done in one place:
+the gradient, or the update for the optimisers of the last point.
 """
 
 import weakref
@@ -24,40 +28,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from classgrad import linalg
 from classgrad.capture import CONVOLUTIONS, Site, sites
 from classgrad.errors import UserError
 from classgrad.memory.subspace import Subspace
 from classgrad.networks.layers import NORMALISATIONS, TaskBatchNorm
-
-# A gradient with more than this many roundings along a protected probe direction is projected
-# again. Removing S from rows leaves about ten.
-ROUNDINGS = 100
-
-
-class Side:
-    """Removes one subspace from matrices, by its basis or its complement, whichever is narrower."""
-
-    def __init__(self, subspace: Subspace, like: Tensor) -> None:
-        self.inside = subspace.rank <= subspace.dimension // 2
-        basis = subspace.basis if self.inside else linalg.complement(subspace.basis)
-        self.basis = basis.to(like)
-        # A random direction of the subspace, as long as the root of its rank: ||g probe|| is then
-        # about ||g S||, for the price of one matrix-vector product.
-        chance = torch.Generator().manual_seed(subspace.rank)
-        weights = torch.randn(subspace.rank, generator=chance, dtype=torch.float64)
-        self.probe = (subspace.basis @ weights).to(like)
-        self.by_rows = False  # whether all of the gradient came through projected rows
-
-    def free(self, matrix: Tensor) -> Tensor:
-        """Return the part of a matrix (o x d) outside the subspace."""
-        basis = self.basis.to(matrix.dtype)
-        return linalg.remove(matrix, basis) if self.inside else linalg.keep(matrix, basis)
-
-    def leaks(self, matrix: Tensor) -> bool:
-        """Tell whether a matrix has a part inside the subspace."""
-        along = (matrix @ self.probe.to(matrix.dtype)).norm()
-        return bool(along > ROUNDINGS * torch.finfo(matrix.dtype).eps * matrix.norm())
+from classgrad.sides import Side, SoftSide
 
 
 class FreeRows(torch.autograd.Function):
@@ -125,8 +100,17 @@ class Projector:
             if not any(parameter is site.weight for site in self.sites.values())
         ]
 
-    def protect(self, subspaces: Mapping[str, Subspace], frozen: Iterable[str] = ()) -> None:
-        """Keep all further steps out of these subspaces, and these parameters as they are."""
+    def protect(
+        self,
+        subspaces: Mapping[str, Subspace],
+        frozen: Iterable[str] = (),
+        importance: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Keep all further steps out of these subspaces, and these parameters as they are.
+
+        Where the directions of a subspace have an importance below 1, steps along them are scaled
+        by 1 - importance.
+        """
         self.release()
         changed = self.sites.keys() ^ sites(self._model).keys()
         if changed:
@@ -140,17 +124,24 @@ class Projector:
         self._watching = []
         self._frozen = [self._model.get_parameter(name) for name in frozen]
         self._sides = {
-            name: Side(subspace, self.sites[name].weight)
+            name: self._side(name, subspace, (importance or {}).get(name))
             for name, subspace in subspaces.items()
             if subspace.rank
         }
+
+    def _side(self, name: str, subspace: Subspace, importance: Tensor | None) -> Side:
+        weight = self.sites[name].weight
+        if importance is None or bool((importance == 1).all()):
+            return Side(subspace, weight)
+        return SoftSide(subspace, weight, importance)
 
     def engage(self) -> None:
         """Take the gradients of Linear layers through projected rows where that is cheaper."""
         self.release()
         for name, side in self._sides.items():
             layer = self.sites[name].layer
-            if isinstance(layer, nn.Linear):
+            plain = type(layer).forward is nn.Linear.forward
+            if isinstance(layer, nn.Linear) and plain and not side.soft:
                 if "forward" in vars(layer):
                     raise UserError(f"layer '{name}' has a guard already: detach that one first")
                 layer.forward = FreeForward(layer, side)  # type: ignore[method-assign]
@@ -164,8 +155,8 @@ class Projector:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Project the gradients; call between `backward` and the optimiser's step."""
-        self.project_gradients()
         self.remember(optimizer)
+        self.project_gradients()
 
     def project_gradients(self) -> None:
         """Remove the protected part of every gradient, and all of those of frozen parameters."""
@@ -174,8 +165,8 @@ class Projector:
         for name, side in self._sides.items():
             site = self.sites[name]
             gradient = site.weight.grad
-            if gradient is None:
-                continue
+            if gradient is None or (side.soft and self._before):
+                continue  # after_step will scale the update, once
             with exact(gradient):
                 matrix = site.matrix(gradient)
                 if not side.by_rows or side.leaks(matrix):

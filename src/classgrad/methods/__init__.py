@@ -9,15 +9,19 @@ from classgrad.methods.finetune import Finetune
 from classgrad.methods.gpm import GPM
 from classgrad.methods.multitask import Multitask
 from classgrad.methods.projected import Projected
+from classgrad.methods.sgp import SGP
+from classgrad.methods.trgp import TRGP
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (CGP, GPM, Finetune, Multitask)
+    method.name: method for method in (CGP, GPM, SGP, TRGP, Finetune, Multitask)
 }
 
 __all__ = [
     "CGP",
     "GPM",
     "METHODS",
+    "SGP",
+    "TRGP",
     "Finetune",
     "LayerRoom",
     "Method",

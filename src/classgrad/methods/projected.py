@@ -29,6 +29,7 @@ class Projected(Method, ABC):
     """Keep updates out of one subspace per layer; what a task adds to it is up to the method."""
 
     letters: ClassVar[dict[str, str]] = {"epsilon": "energy"}
+    attachable: ClassVar[bool] = True  # works in a loop of one's own, without calls of a run
 
     energy: Share | dict[str, Share] = Field(
         0.97, description="share of the energy to protect (ε); or shares by layer name, '*' for all"
@@ -127,6 +128,10 @@ class Projected(Method, ABC):
         self._learnt += 1
         beside = self.projector.beside_weights(collected.used)
         self._frozen = list(dict.fromkeys([*self._frozen, *beside]))
+        self.protect()
+
+    def protect(self) -> None:
+        """Guard the subspaces as they are now."""
         self.projector.protect(self._subspaces, self._frozen)
 
     @abstractmethod
@@ -164,4 +169,4 @@ class Projected(Method, ABC):
         self._learnt = state["learnt"]
         self._subspaces = {name: Subspace(basis) for name, basis in state["bases"].items()}
         self._frozen = list(state["frozen"])
-        self.projector.protect(self._subspaces, self._frozen)
+        self.protect()

@@ -1,0 +1,114 @@
+"""Layers whose weight a task may scale inside given subspaces of its inputs (TRGP, ICLR 2022).
+
+With W (o x d) the weight, and B_j (d x k) and Q_j (k x k) for each region j of a task, a layer uses
+
+    W + Σ_j (W B_j Q_j B_jᵀ - W B_j B_jᵀ) = W + W Σ_j B_j (Q_j - I) B_jᵀ
+
+All B_j are columns of one basis S of the layer, so the sum is S D Sᵀ with D the Q_j - I in the
+rows and columns of B_j. The parameters are the Q_j - I, zeros at the start; weight decay, where it
+is used, then draws Q_j to the identity. A Linear layer multiplies its input by I + S D Sᵀ instead
+of its weight: the same result, and cheaper, as a batch has fewer rows than the weight.
+
+A layer becomes one of these by a change of its class, so that names and weights stay.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from classgrad.errors import UserError
+from classgrad.networks.layers import PerTask
+
+
+class Scaled(PerTask):
+    """What both kinds of layer share: S, and for each task the columns and Q - I of its regions."""
+
+    weight: Tensor
+    basis: Tensor  # S (d x r), which only grows; not in the state, the method has it
+    regions: dict[int, list[Tensor]]  # task -> columns of S, for each region
+
+    def add_task(self) -> None:
+        """Do nothing: the regions of a task are added when it begins."""
+
+    @property
+    def task_dependent(self) -> bool:
+        """Whether some task has regions."""
+        return any(self.regions.values())
+
+    def add_regions(self, task: int, columns: Sequence[Tensor]) -> None:
+        """Let a task scale the weight inside these columns of S; keep scales that are there."""
+        self.regions[task] = list(columns)
+        for number, own in enumerate(columns):
+            name = f"scale_{task}_{number}"
+            if not hasattr(self, name):
+                start = self.weight.new_zeros(len(own), len(own))
+                self.register_parameter(name, nn.Parameter(start))
+
+    def scales(self, task: int) -> list[nn.Parameter]:
+        """Return Q - I of each region of a task."""
+        count = len(self.regions.get(task, []))
+        return [self.get_parameter(f"scale_{task}_{number}") for number in range(count)]
+
+    def inner(self) -> Tensor | None:
+        """Return D (r x r) of the task at hand; None if it has no region."""
+        scales = self.scales(self.task)
+        if not scales:
+            return None
+        rank = self.basis.shape[1]
+        d = self.weight.new_zeros(rank, rank)
+        for own, scale in zip(self.regions[self.task], scales, strict=True):
+            d = d.index_put((own[:, None], own[None, :]), scale, accumulate=True)
+        return d
+
+
+class ScaledLinear(Scaled, nn.Linear):
+    """A Linear layer with scales for each task."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return (W + W S D Sᵀ) x + b for each row x."""
+        d = self.inner()
+        if d is not None:
+            input = input + (input @ self.basis) @ d.T @ self.basis.T
+        return functional.linear(input, self.weight, self.bias)
+
+
+class ScaledConv2d(Scaled, nn.Conv2d):
+    """A convolution with scales for each task, on its patches."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the convolution with W + W S D Sᵀ."""
+        out: Tensor = self._conv_forward(input, self.scaled_weight(), self.bias)
+        return out
+
+    def scaled_weight(self) -> Tensor:
+        """Return W + W S D Sᵀ for the task at hand."""
+        d = self.inner()
+        if d is None:
+            return self.weight
+        matrix = self.weight.flatten(1)
+        return self.weight + ((matrix @ self.basis) @ d @ self.basis.T).view_as(self.weight)
+
+
+def make_scaled(model: nn.Module) -> None:
+    """Turn the trainable Linear and Conv2d layers of a model into scaled ones; others are refused.
+
+    Layers that are scaled already stay as they are.
+    """
+    for name, layer in model.named_modules():
+        if isinstance(layer, Scaled) or not isinstance(layer, (nn.Linear, nn.modules.conv._ConvNd)):
+            continue
+        weight = layer.weight
+        if not weight.requires_grad:
+            continue
+        if type(layer) is nn.Linear:
+            layer.__class__ = ScaledLinear
+        elif type(layer) is nn.Conv2d and layer.groups == 1:
+            layer.__class__ = ScaledConv2d
+        else:
+            raise UserError(
+                f"layer '{name}' ({type(layer).__name__}) cannot be scaled for each task: trgp "
+                "takes nn.Linear, and nn.Conv2d without groups"
+            )
+        layer.regions = {}
+        layer.register_buffer("basis", weight.new_zeros(weight[0].numel(), 0), persistent=False)
