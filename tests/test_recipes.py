@@ -1,7 +1,10 @@
 import pytest
 
 from classgrad import recipes
+from classgrad.benchmarks import BENCHMARKS
 from classgrad.errors import UserError
+from classgrad.methods import METHODS
+from classgrad.plan import make_plan
 
 
 def write(folder, text):
@@ -56,3 +59,32 @@ def test_broken_files_are_refused(tmp_path, text, message):
 def test_missing_file_is_refused():
     with pytest.raises(UserError, match="cannot be read"):
         recipes.load("/nowhere/none.toml")
+
+
+def test_values_for_several_methods_at_once(tmp_path):
+    path = write(
+        tmp_path,
+        """
+description = "mine"
+[methods]
+"gpm, cgp" = { energy = 0.9, samples = 5 }
+cgp = { energy = 0.8 }
+""",
+    )
+    recipe = recipes.load(path)
+    assert recipe.values("method", "other", "gpm") == {"energy": 0.9, "samples": 5}
+    assert recipe.values("method", "other", "cgp") == {"energy": 0.8, "samples": 5}
+    assert recipe.values("method", "other", "finetune") == {}
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_method_named_in_a_recipe_is_in_the_table_and_takes_its_values(name):
+    """A misspelt method would silently get no values at all."""
+    book = recipes.load(name)
+    for benchmark, section in [("", book), *book.benchmarks.items()]:
+        for key in section.methods:
+            for method in key.split(","):
+                assert method.strip() in METHODS, (benchmark, key)
+    for benchmark in BENCHMARKS:
+        for method in METHODS:
+            make_plan(benchmark, method, recipe=name)

@@ -11,7 +11,11 @@ from classgrad.errors import UserError, unknown
 
 
 class Section(BaseModel):
-    """Values for one benchmark, or for all. A method's `training` goes before the general one."""
+    """Values for one benchmark, or for all. A method's `training` goes before the general one.
+
+    A key of `methods` can name several with commas; where a method is named twice, the later
+    values go before the earlier ones.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -29,6 +33,14 @@ class Section(BaseModel):
                 raise ValueError(f"training of '{name}' must be a table")
         return methods
 
+    def of_method(self, method: str) -> dict[str, Any]:
+        """Return the values for one method."""
+        found: dict[str, Any] = {}
+        for names, values in self.methods.items():
+            if method in (name.strip() for name in names.split(",")):
+                found |= values
+        return found
+
 
 class Recipe(Section):
     """A named set of values; those of a benchmark go before those for all."""
@@ -42,7 +54,7 @@ class Recipe(Section):
         merged: dict[str, Any] = {}
         own = self._section(benchmark)
         for section in (self, own):
-            of_method = dict(section.methods.get(method, {}))
+            of_method = section.of_method(method)
             of_training = of_method.pop("training", {})
             if part == "method":
                 merged.update(of_method)
