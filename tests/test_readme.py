@@ -1,7 +1,9 @@
 """The figures of the README are those of the records it names."""
 
+import runpy
 from pathlib import Path
 
+from classgrad.methods import METHODS
 from classgrad.records import RunRecord
 
 ROOT = Path(__file__).parent.parent
@@ -32,6 +34,48 @@ def test_every_figure_of_the_table_comes_from_a_record():
     readme = (ROOT / "README.md").read_text()
     for name in ("cgp", "gpm", "finetune", "multitask"):
         assert line(name) in readme
+
+
+def test_the_tables_of_the_docs_are_those_of_the_records():
+    script = runpy.run_path(str(ROOT / "docs" / "fill_tables.py"))
+    pages = list((ROOT / "docs").rglob("*.md"))
+    assert any("<!-- table:" in page.read_text() for page in pages)
+    for page in pages:
+        text = page.read_text()
+        assert text == script["filled"](text), page
+
+
+def test_every_method_but_finetune_forgets_less_than_finetune():
+    forgotten = {}
+    for path in RESULTS.glob("*/record.json"):
+        record = RunRecord.load(path)
+        if not METHODS[record.method_name].joint:
+            forgotten.setdefault(record.method_name, {})[record.seed] = record.forgetting
+    worst = forgotten.pop("finetune")
+    assert set(forgotten) == {n for n, m in METHODS.items() if not m.joint} - {"finetune"}
+    for name, by_seed in forgotten.items():
+        assert by_seed.keys() == worst.keys() == {1, 2, 3}, name
+        assert sum(by_seed.values()) < sum(worst.values()), name
+
+
+def test_every_method_has_a_page_and_a_run_on_real_images():
+    smoke = [RunRecord.load(p) for p in (ROOT / "results" / "smoke").glob("*/record.json")]
+    for name in METHODS:
+        page = (ROOT / "docs" / "methods" / f"{name}.md").read_text()
+        assert f"--method {name}" in page
+        (record,) = [r for r in smoke if r.method_name == name]
+        assert record.complete
+        assert record.network == "alexnet5"
+        assert record.benchmark_options["train_per_class"] == 100
+        assert record.training["epochs"] == 3
+
+
+def test_on_real_images_the_first_task_is_learnt_as_well_as_by_finetune():
+    smoke = [RunRecord.load(p) for p in (ROOT / "results" / "smoke").glob("*/record.json")]
+    first = {r.method_name: r.accuracy_matrix[0][0] for r in smoke}
+    for name, method in METHODS.items():
+        if method.free_start and not method.joint:
+            assert first[name] > first["finetune"] - 5, name
 
 
 def test_the_records_were_made_with_the_present_settings():

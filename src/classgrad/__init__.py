@@ -9,8 +9,9 @@ __version__ = "0.1.0"
 # the command line's help do not wait for torch.
 _HOMES = {
     "CGP": "methods",
-    "GPM": "methods",
     "Finetune": "methods",
+    "GPM": "methods",
+    "HAT": "methods",
     "METHODS": "methods",
     "Method": "methods",
     "Multitask": "methods",

@@ -46,6 +46,18 @@ def test_every_weight_matrix_can_be_protected(name):
     assert len(weights) + len(beside) == len(list(net.trunk.parameters()))
 
 
+def test_the_wiring_names_every_layer_with_weights_once(name):
+    trunk = networks.build(name, SHAPE).trunk
+    wires = trunk.wiring()
+    found = [layer for wire in wires for layer in (wire.layer, wire.norm) if layer]
+    weighted = [n for n, m in trunk.named_modules() if list(m.parameters(recurse=False))]
+    assert sorted(found) == sorted(weighted)
+    relus = {n for n, m in trunk.named_modules() if isinstance(m, torch.nn.ReLU)}
+    assert {wire.target for wire in wires} == relus
+    assert [wire.source for wire in wires].count(None) == 1
+    assert {wire.source for wire in wires} == {None, *relus} - {wires[-1].target}
+
+
 def test_every_site_sees_the_rows_its_weight_multiplies(name):
     from classgrad.capture import tap
 

@@ -7,18 +7,29 @@ from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.methods.cgp import CGP
 from classgrad.methods.finetune import Finetune
 from classgrad.methods.gpm import GPM
+from classgrad.methods.hat import HAT
 from classgrad.methods.multitask import Multitask
 from classgrad.methods.projected import Projected
 from classgrad.methods.sgp import SGP
 from classgrad.methods.trgp import TRGP
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (CGP, GPM, SGP, TRGP, Finetune, Multitask)
+    method.name: method
+    for method in (
+        CGP,
+        GPM,
+        SGP,
+        TRGP,
+        HAT,
+        Finetune,
+        Multitask,
+    )
 }
 
 __all__ = [
     "CGP",
     "GPM",
+    "HAT",
     "METHODS",
     "SGP",
     "TRGP",

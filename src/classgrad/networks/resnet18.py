@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.options import NetworkSettings
-from classgrad.networks.trunk import Trunk
+from classgrad.networks.trunk import Trunk, Wire
 
 
 class Block(nn.Module):
@@ -60,3 +60,18 @@ class ResNet18(Trunk):
         layers["pool"] = nn.AvgPool2d(2)
         layers["flat"] = nn.Flatten()
         return layers
+
+    def wiring(self) -> list[Wire]:
+        """Say between which ReLUs each convolution stands; a shortcut ends where its block does."""
+        wires = [Wire("conv1", "bn1", None, "relu")]
+        source = "relu"
+        for name, block in self.named_modules():
+            if isinstance(block, Block):
+                inner, outer = f"{name}.relu1", f"{name}.relu2"
+                wires.append(Wire(f"{name}.conv1", f"{name}.bn1", source, inner))
+                wires.append(Wire(f"{name}.conv2", f"{name}.bn2", inner, outer))
+                if len(block.shortcut):
+                    shortcut = f"{name}.shortcut.0", f"{name}.shortcut.1"
+                    wires.append(Wire(*shortcut, source, outer))
+                source = outer
+        return wires

@@ -3,12 +3,25 @@
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from classgrad.errors import UserError
+from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.options import NetworkSettings
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Where a layer with weights stands, by names: its norm, the ReLUs before and behind it."""
+
+    layer: str
+    norm: str | None
+    source: str | None  # whose units it sees; None for those of the input
+    target: str
 
 
 class Trunk(nn.Sequential):
@@ -27,6 +40,42 @@ class Trunk(nn.Sequential):
     @abstractmethod
     def stack(input_shape: tuple[int, ...], options: Any) -> OrderedDict[str, nn.Module]:
         """Return the layers in order, by name."""
+
+    def wiring(self) -> list[Wire]:
+        """Say between which ReLUs each layer with weights stands; the heads see the last target.
+
+        This is for layers one after another; a trunk with branches has to say it in its own way.
+        """
+        wires: list[Wire] = []
+        layer = norm = source = None
+        for name, module in self.named_children():
+            if isinstance(module, nn.ReLU):
+                if layer is not None:
+                    wires.append(Wire(layer, norm, source, name))
+                    layer, norm, source = None, None, name
+            elif _is_plain(module) and layer is None:
+                layer = name
+            elif isinstance(module, TaskBatchNorm) and layer is not None and norm is None:
+                norm = name
+            elif any(True for _ in module.parameters()):
+                raise self._unclear(name, module)
+        if layer is not None:
+            raise self._unclear(layer, self.get_submodule(layer))
+        return wires
+
+    def _unclear(self, name: str, module: nn.Module) -> UserError:
+        return UserError(
+            f"layer '{name}' ({type(module).__name__}) of {type(self).__name__} is not a Linear "
+            "layer or ungrouped convolution, then at most a TaskBatchNorm, then ReLU: define "
+            f"wiring() in {type(self).__name__}"
+        )
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Tell whether every output of a layer sees every input channel."""
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return module.groups == 1
+    return isinstance(module, nn.Linear)
 
 
 def output_size(layers: Iterable[nn.Module], shape: tuple[int, ...]) -> int:
