@@ -8,8 +8,11 @@ __version__ = "0.1.0"
 # Where each public name lives. They are imported when first used, so that `import classgrad` and
 # the command line's help do not wait for torch.
 _HOMES = {
+    "AGEM": "methods",
     "CGP": "methods",
+    "ER": "methods",
     "Finetune": "methods",
+    "GEM": "methods",
     "GPM": "methods",
     "HAT": "methods",
     "METHODS": "methods",

@@ -3,9 +3,12 @@
 from typing import Any
 
 from classgrad.errors import unknown
+from classgrad.methods.agem import AGEM
 from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.methods.cgp import CGP
+from classgrad.methods.er import ER
 from classgrad.methods.finetune import Finetune
+from classgrad.methods.gem import GEM
 from classgrad.methods.gpm import GPM
 from classgrad.methods.hat import HAT
 from classgrad.methods.multitask import Multitask
@@ -21,13 +24,19 @@ METHODS: dict[str, type[Method]] = {
         SGP,
         TRGP,
         HAT,
+        ER,
+        AGEM,
+        GEM,
         Finetune,
         Multitask,
     )
 }
 
 __all__ = [
+    "AGEM",
     "CGP",
+    "ER",
+    "GEM",
     "GPM",
     "HAT",
     "METHODS",

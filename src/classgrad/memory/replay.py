@@ -1,0 +1,181 @@
+"""Samples kept for later tasks: a reservoir over all of them, or an equal share of each task.
+
+Images stay as the data have them (uint8 or float) and are held task by task, because tasks may
+have images of different shapes. Neither memory ever holds more samples than its capacity. Nothing
+is changed in place, so a state that was taken stays what it was.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from classgrad.tasks import Split
+
+# Samples a task should have in a batch from the memory: fewer give poor batch statistics.
+PER_TASK = 8
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a batch from the memory has of one task: rows of its samples, weight of their mean."""
+
+    task: int
+    index: Tensor
+    weight: float
+
+
+class ReplayMemory:
+    """At most `capacity` samples; `parts` holds them by task."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.parts: dict[int, Split] = {}
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.parts.values())
+
+    def tasks(self, *, without: int | None = None, least: int = 1) -> list[int]:
+        """Return the tasks that have at least `least` samples here; one can be left out."""
+        return [t for t in sorted(self.parts) if t != without and len(self.parts[t]) >= least]
+
+    def rows(self, task: int, count: int, generator: torch.Generator) -> Tensor:
+        """Return `count` random rows of a task's samples, or all if it has no more."""
+        return torch.randperm(len(self.parts[task]), generator=generator)[:count]
+
+    def draw(
+        self,
+        count: int,
+        generator: torch.Generator,
+        *,
+        without: int | None = None,
+        least: int = 1,
+    ) -> list[Part]:
+        """Draw a batch of about `count` samples, an equal number of each of some tasks.
+
+        With fewer than `PER_TASK` samples for each task, only as many tasks as get that many take
+        part, chosen at random. A weight is (tasks here / tasks chosen) times the task's share of
+        the samples here, so that the expected sum of weighted means is the mean over the memory.
+        """
+        tasks = self.tasks(without=without, least=least)
+        if not tasks:
+            return []
+        chosen = min(len(tasks), max(1, count // PER_TASK))
+        share = max(count // chosen, least)
+        total = sum(len(self.parts[t]) for t in tasks)
+        order = torch.randperm(len(tasks), generator=generator)[:chosen]
+        return [
+            Part(
+                t,
+                self.rows(t, share, generator),
+                len(tasks) / chosen * len(self.parts[t]) / total,
+            )
+            for t in (tasks[i] for i in order.sort().values.tolist())
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the samples by task."""
+        return {
+            str(task): {"images": part.images, "labels": part.labels}
+            for task, part in self.parts.items()
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
+        self.parts = {int(t): Split(part["images"], part["labels"]) for t, part in state.items()}
+
+
+class Reservoir(ReplayMemory):
+    """A uniform sample of all that was ever inserted (Vitter, 1985).
+
+    The n-th sample, from 0, goes to place n while there is room, then to place j drawn from 0..n
+    if that is below the capacity, and is forgotten otherwise.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.seen = 0
+        self.places: dict[int, Tensor] = {}  # by task: the place of each of its samples
+
+    def draw_places(self, count: int, generator: torch.Generator) -> Tensor:
+        """Return the places of the next `count` samples; those beyond the capacity are none."""
+        number = torch.arange(self.seen, self.seen + count)
+        chance = torch.rand(count, generator=generator, dtype=torch.float64)
+        return torch.where(number < self.capacity, number, (chance * (number + 1)).long())
+
+    def insert(self, task: int, samples: Split, places: Tensor) -> None:
+        """Take in the next samples, one after another, at the places drawn for them."""
+        self.seen += len(samples)
+        # Of two samples for one place the later one stays.
+        last = {place: i for i, place in enumerate(places.tolist()) if place < self.capacity}
+        if not last:
+            return
+        taken, rows = torch.tensor(list(last)), torch.tensor(list(last.values()))
+        for t in list(self.parts):
+            self._keep(t, ~torch.isin(self.places[t], taken))
+        new = Split(samples.images[rows], samples.labels[rows])
+        old = self.parts.get(task)
+        self.parts[task] = new if old is None else _joined(old, new)
+        self.places[task] = torch.cat([self.places.get(task, taken[:0]), taken])
+
+    def _keep(self, task: int, kept: Tensor) -> None:
+        if kept.all():
+            return
+        part = self.parts.pop(task)
+        places = self.places.pop(task)
+        if kept.any():
+            self.parts[task] = Split(part.images[kept], part.labels[kept])
+            self.places[task] = places[kept]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the samples, their places and how many were seen."""
+        places = {str(task): of_task for task, of_task in self.places.items()}
+        return {"seen": self.seen, "places": places, "parts": super().state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
+        super().load_state_dict(state["parts"])
+        self.seen = state["seen"]
+        self.places = {int(task): places for task, places in state["places"].items()}
+
+
+class EqualShares(ReplayMemory):
+    """The same number of samples of each task so far: capacity // tasks."""
+
+    def add(self, task: int, samples: Split, generator: torch.Generator) -> None:
+        """Keep random samples of one more task, and fewer of the earlier ones.
+
+        Samples lie in a random order of which every beginning has its classes in balance, so
+        cutting off the end drops samples at random and keeps the balance.
+        """
+        share = self.capacity // (len(self.parts) + 1)
+        chosen = balanced_order(samples.labels, generator)[:share]
+        self.parts[task] = Split(samples.images[chosen], samples.labels[chosen])
+        # Clones, because a slice would keep the memory of what was cut off.
+        self.parts = {
+            t: Split(part.images[:share].clone(), part.labels[:share].clone())
+            for t, part in self.parts.items()
+        }
+
+
+def balanced_order(labels: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a random order of samples in which the classes take turns as long as they last.
+
+    >>> chance = torch.Generator().manual_seed(0)
+    >>> labels = torch.tensor([0, 0, 0, 0, 1, 1])
+    >>> labels[balanced_order(labels, chance)][:4].bincount().tolist()
+    [2, 2]
+    """
+    shuffled = torch.randperm(len(labels), generator=generator)
+    of_class = labels[shuffled]
+    counts = torch.bincount(of_class)
+    starts = counts.cumsum(0) - counts
+    by_class = of_class.argsort(stable=True)
+    turn = torch.empty_like(by_class)
+    turn[by_class] = torch.arange(len(labels)) - starts[of_class[by_class]]
+    return shuffled[turn.argsort(stable=True)]
+
+
+def _joined(first: Split, second: Split) -> Split:
+    return Split(torch.cat([first.images, second.images]), torch.cat([first.labels, second.labels]))

@@ -1,0 +1,45 @@
+"""Gradients of many parameters as one vector, for methods that compare and combine whole ones."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+# Columns that products of float32 vectors take at a time: they become float64 on the way.
+COLUMNS = 1 << 18
+
+
+def gather(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> Tensor:
+    """Return the gradients of these parameters in one vector, zeros where there is none."""
+    return torch.cat(
+        [
+            p.new_zeros(p.numel()) if g is None else g.detach().flatten()
+            for p, g in zip(parameters, gradients, strict=True)
+        ]
+    )
+
+
+def write(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
+    """Make a vector the gradients of these parameters.
+
+    A parameter that has none, and is to have zeros, is left without: optimisers then let it rest.
+    """
+    parts = vector.split([p.numel() for p in parameters])
+    for p, part in zip(parameters, parts, strict=True):
+        if p.grad is None:
+            if not part.any():
+                continue
+            p.grad = torch.empty_like(p)
+        p.grad.copy_(part.view(p.shape))
+
+
+def products(left: Tensor, right: Tensor) -> Tensor:
+    """Rows (m x d) and rows (n x d) -> their inner products (m x n) in float64.
+
+    In float32 squares of a well-learnt task's tiny gradients vanish, and a Gram matrix can have
+    negative eigenvalues.
+    """
+    total = torch.zeros(len(left), len(right), dtype=torch.float64, device=left.device)
+    for a, b in zip(left.split(COLUMNS, dim=1), right.split(COLUMNS, dim=1), strict=True):
+        total += a.double() @ b.double().T
+    return total

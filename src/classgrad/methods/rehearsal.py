@@ -1,0 +1,127 @@
+"""What the replay methods share: kept samples, and their losses and gradients as things are now.
+
+Each task's part of a batch from the memory goes through the network on its own, with the transform,
+the head and the norms of its task, because BatchNorm at test time sees one task at a time too; the
+papers draw mixed batches uniformly. `ReplayMemory.draw` says how tasks are chosen and weighted so
+that the expected loss is still the mean over the memory. In a network with BatchNorm a task with
+a single sample in the memory is left out: alone it has no batch statistics. With `norm=stored`
+a pass updates the statistics of its task, which so follow the moving trunk.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field, PrivateAttr
+from torch import Tensor, nn
+from torch.nn import functional
+
+from classgrad.errors import UserError
+from classgrad.memory.replay import EqualShares, Part, ReplayMemory
+from classgrad.methods.base import Method, Step
+from classgrad.methods.flat import gather
+from classgrad.networks.layers import TaskBatchNorm
+from classgrad.networks.network import Network
+from classgrad.tasks import Task, TaskStream, Transform
+
+BATCH_NORMS = (TaskBatchNorm, nn.modules.batchnorm._BatchNorm)
+
+
+class Rehearsal(Method, ABC):
+    """Keep raw samples of earlier tasks and go on learning from them."""
+
+    revisits: ClassVar[bool] = True
+
+    memory: int = Field(2000, ge=1, description="samples kept, of all tasks together")
+    memory_batch: int | None = Field(
+        None, ge=1, description="samples of the memory in every step; null: as many as in the batch"
+    )
+
+    _memory: Any = PrivateAttr(default=None)
+    _transforms: list[Transform] = PrivateAttr(default_factory=list)
+    _least: int = PrivateAttr(default=1)
+
+    @abstractmethod
+    def empty_memory(self) -> ReplayMemory:
+        """Return the kind of memory this method keeps, empty."""
+
+    def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
+        """Learn how images of each task become inputs; the images come from the memory."""
+        self._memory = self.empty_memory()
+        self._transforms = [task.transform for task in stream]
+        normed = any(isinstance(module, BATCH_NORMS) for module in net.modules())
+        self._least = 2 if normed else 1
+        return net
+
+    def parameters(self, net: Network, tasks: Sequence[Task]) -> Iterator[nn.Parameter]:
+        """Yield the trunk and the heads of all tasks so far."""
+        yield from net.trunk.parameters()
+        yield from dict.fromkeys(p for head in net.heads for p in head.parameters())
+
+    def draw(self, step: Step, without: int | None = None) -> list[Part]:
+        """Draw a batch from the memory; one task can be left out."""
+        count = self.memory_batch or len(step.y)
+        drawn: list[Part] = self._memory.draw(
+            count, step.generator, without=without, least=self._least
+        )
+        return drawn
+
+    def task_loss(self, net: Network, task: int, index: Tensor) -> Tensor:
+        """Return the mean cross-entropy of some of a task's kept samples."""
+        part = self._memory.parts[task]
+        images = part.unit_images(index, next(net.parameters()).dtype)
+        logits = net(self._transforms[task](images), task)
+        return functional.cross_entropy(logits, part.labels[index])
+
+    def batch_loss(self, net: Network, parts: Sequence[Part]) -> Tensor:
+        """Return the weighted loss of a batch from the memory."""
+        losses = [part.weight * self.task_loss(net, part.task, part.index) for part in parts]
+        return sum(losses[1:], start=losses[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the kept samples."""
+        return {"memory": self._memory.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
+        """Continue from a state."""
+        self._memory.load_state_dict(state["memory"])
+
+
+class Episodic(Rehearsal):
+    """Keep an equal share of every finished task, and compare gradients with theirs.
+
+    When a task ends, memory // (tasks so far) samples of each are kept, drawn at random with
+    classes in balance.
+    """
+
+    def empty_memory(self) -> EqualShares:
+        """Return an empty memory of equal shares."""
+        return EqualShares(self.memory)
+
+    def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
+        """Make sure that there is room for every task."""
+        super().wrap(net, stream, seed)
+        needed = self._least * len(stream)
+        if self.memory < needed:
+            raise UserError(
+                f"memory={self.memory} is too small for {len(stream)} tasks: give at least {needed}"
+            )
+        return net
+
+    def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
+        """Keep some of the task's samples, and fewer of earlier ones."""
+        self._memory.add(task.id, task.train, generator)
+
+    def gradient_of(self, loss: Tensor, step: Step) -> Tensor:
+        """Return the gradient of a loss over all that moves, as one vector."""
+        if not loss.isfinite():
+            raise UserError(f"the loss of kept samples is {loss.item()}: lower learning_rate")
+        parameters = moved(step)
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return gather(parameters, found)
+
+
+def moved(step: Step) -> list[nn.Parameter]:
+    """Return the parameters the optimiser moves: the trunk and all heads."""
+    return [p for group in step.optimizer.param_groups for p in group["params"]]
