@@ -15,6 +15,8 @@ _HOMES = {
     "GEM": "methods",
     "GPM": "methods",
     "HAT": "methods",
+    "ICaRL": "methods",
+    "LwF": "methods",
     "METHODS": "methods",
     "Method": "methods",
     "Multitask": "methods",

@@ -11,6 +11,8 @@ from classgrad.methods.finetune import Finetune
 from classgrad.methods.gem import GEM
 from classgrad.methods.gpm import GPM
 from classgrad.methods.hat import HAT
+from classgrad.methods.icarl import ICaRL
+from classgrad.methods.lwf import LwF
 from classgrad.methods.multitask import Multitask
 from classgrad.methods.projected import Projected
 from classgrad.methods.sgp import SGP
@@ -24,9 +26,11 @@ METHODS: dict[str, type[Method]] = {
         SGP,
         TRGP,
         HAT,
+        LwF,
         ER,
         AGEM,
         GEM,
+        ICaRL,
         Finetune,
         Multitask,
     )
@@ -43,7 +47,9 @@ __all__ = [
     "SGP",
     "TRGP",
     "Finetune",
+    "ICaRL",
     "LayerRoom",
+    "LwF",
     "Method",
     "Multitask",
     "Projected",
