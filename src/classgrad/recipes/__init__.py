@@ -38,7 +38,10 @@ class Section(BaseModel):
         found: dict[str, Any] = {}
         for names, values in self.methods.items():
             if method in (name.strip() for name in names.split(",")):
+                training = {**found.get("training", {}), **values.get("training", {})}
                 found |= values
+                if training:
+                    found["training"] = training
         return found
 
 
