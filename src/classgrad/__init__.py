@@ -20,6 +20,8 @@ _HOMES = {
     "METHODS": "methods",
     "Method": "methods",
     "Multitask": "methods",
+    "OGD": "methods",
+    "OWM": "methods",
     "RunRecord": "records",
     "SGP": "methods",
     "Split": "tasks",

@@ -50,11 +50,14 @@ class Site:
         width = self.layer.in_channels // self.layer.groups
         return x[:, self.group * width : (self.group + 1) * width]
 
-    def rows(self, x: Tensor) -> Tensor:
-        """Unfold an input of the layer (n, ...) into the rows W multiplies (n * positions x d)."""
+    def rows(self, x: Tensor, every: int = 1) -> Tensor:
+        """Unfold an input of the layer (n, ...) into the rows W multiplies (n * positions x d).
+
+        Of a convolution's positions only every so many along each axis, from the first.
+        """
         if isinstance(self.layer, nn.Linear):
             return x.reshape(-1, x.shape[-1])
-        return _patches(self.layer, self.share(x))
+        return _patches(self.layer, self.share(x), every)
 
 
 def sites(model: nn.Module) -> dict[str, Site]:
@@ -150,7 +153,7 @@ def tap(watched: Iterable[Site]) -> Iterator[dict[nn.Module, list[Tensor]]]:
             handle.remove()
 
 
-def _patches(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
+def _patches(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, every: int = 1) -> Tensor:
     """Unfold (n, C, *size) into a convolution's patches (n * positions, C * kernel)."""
     kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
     margins: list[int] = []  # last dimension first, before and after, as functional.pad wants them
@@ -164,7 +167,7 @@ def _patches(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
     x = functional.pad(x, margins, mode=mode)
     for axis in range(len(kernel)):
         span = dilation[axis] * (kernel[axis] - 1) + 1
-        x = x.unfold(2 + axis, span, stride[axis])[..., :: dilation[axis]]
+        x = x.unfold(2 + axis, span, stride[axis] * every)[..., :: dilation[axis]]
     # (n, C, *positions, *kernel) -> (n, *positions, C, *kernel)
     order = [0, *range(2, 2 + len(kernel)), 1, *range(2 + len(kernel), 2 + 2 * len(kernel))]
     return x.permute(order).reshape(-1, x.shape[1] * math.prod(kernel))

@@ -18,7 +18,6 @@ Directions can have an importance below 1 (SGP, AAAI 2023): steps along them are
 the gradient, or the update for the optimisers of the last point.
 """
 
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -26,13 +25,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.hooks import RemovableHandle
 
 from classgrad.capture import CONVOLUTIONS, Site, sites
 from classgrad.errors import UserError
 from classgrad.memory.subspace import Subspace
 from classgrad.networks.layers import NORMALISATIONS, TaskBatchNorm
-from classgrad.sides import Side, SoftSide
+from classgrad.networks.scaled import ScaledLinear
+from classgrad.sides import Side
+from classgrad.updates import FreeUpdates
 
 
 class FreeRows(torch.autograd.Function):
@@ -82,8 +82,7 @@ class Projector:
         self._sides: dict[str, Side] = {}
         self._frozen: list[nn.Parameter] = []
         self._before: dict[nn.Module, Tensor] = {}
-        self._rebuilt: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._watching: list[RemovableHandle] = []
+        self._updates = FreeUpdates()
         self._patched: list[nn.Module] = []
 
     def beside_weights(self, used: Iterable[nn.Module]) -> list[str]:
@@ -100,17 +99,19 @@ class Projector:
             if not any(parameter is site.weight for site in self.sites.values())
         ]
 
-    def protect(
-        self,
-        subspaces: Mapping[str, Subspace],
-        frozen: Iterable[str] = (),
-        importance: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        """Keep all further steps out of these subspaces, and these parameters as they are.
+    def protect(self, subspaces: Mapping[str, Subspace], frozen: Iterable[str] = ()) -> None:
+        """Keep all further steps out of these subspaces, and these parameters as they are."""
+        self.guard(
+            {
+                name: Side(subspace, self.sites[name].weight)
+                for name, subspace in subspaces.items()
+                if subspace.rank
+            },
+            frozen,
+        )
 
-        Where the directions of a subspace have an importance below 1, steps along them are scaled
-        by 1 - importance.
-        """
+    def guard(self, sides: Mapping[str, Side], frozen: Iterable[str] = ()) -> None:
+        """Keep all further steps free as these sides say, and these parameters as they are."""
         self.release()
         changed = self.sites.keys() ^ sites(self._model).keys()
         if changed:
@@ -118,30 +119,16 @@ class Projector:
                 f"layer '{min(changed)}' was added, removed, frozen or unfrozen after the guard "
                 "was attached: attach when the model is complete"
             )
-        self._rebuilt.clear()
-        for handle in self._watching:
-            handle.remove()
-        self._watching = []
+        self._updates.forget()
         self._frozen = [self._model.get_parameter(name) for name in frozen]
-        self._sides = {
-            name: self._side(name, subspace, (importance or {}).get(name))
-            for name, subspace in subspaces.items()
-            if subspace.rank
-        }
-
-    def _side(self, name: str, subspace: Subspace, importance: Tensor | None) -> Side:
-        weight = self.sites[name].weight
-        if importance is None or bool((importance == 1).all()):
-            return Side(subspace, weight)
-        return SoftSide(subspace, weight, importance)
+        self._sides = dict(sides)
 
     def engage(self) -> None:
         """Take the gradients of Linear layers through projected rows where that is cheaper."""
         self.release()
         for name, side in self._sides.items():
             layer = self.sites[name].layer
-            plain = type(layer).forward is nn.Linear.forward
-            if isinstance(layer, nn.Linear) and plain and not side.soft:
+            if isinstance(layer, nn.Linear) and not side.soft:
                 if "forward" in vars(layer):
                     raise UserError(f"layer '{name}' has a guard already: detach that one first")
                 layer.forward = FreeForward(layer, side)  # type: ignore[method-assign]
@@ -176,9 +163,14 @@ class Projector:
     def remember(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep the weights for `after_step`, if the optimiser's update has to be projected."""
         self._before = {}
-        if self._sides and not self._stays_free(optimizer):
-            layers = {self.sites[name].layer for name in self._sides}
-            self._before = {layer: layer.weight.detach().clone() for layer in layers}
+        weights = [site.weight for site in self.sites.values()]
+        if self._sides and not self._updates.expected(optimizer, weights):
+            self.keep_weights()
+
+    def keep_weights(self) -> None:
+        """Keep the weights, so that `after_step` projects the update."""
+        layers = {self.sites[name].layer for name in self._sides}
+        self._before = {layer: layer.weight.detach().clone() for layer in layers}
 
     def after_step(self) -> None:
         """Project what the optimiser did where its update can leave the free directions."""
@@ -223,21 +215,6 @@ class Projector:
         first = args[:1] if args and args[0] is optimizer else ()
         return (*first, closure), {}
 
-    def _stays_free(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Tell whether free gradients give free updates: SGD without decay or older momentum."""
-        if type(optimizer) is not torch.optim.SGD:
-            return False
-        if any(group["weight_decay"] for group in optimizer.param_groups):
-            return False
-        if optimizer not in self._rebuilt:
-            states = [optimizer.state.get(site.weight, {}) for site in self.sites.values()]
-            if any(state.get("momentum_buffer") is not None for state in states):
-                return False
-            self._rebuilt.add(optimizer)
-            handle = optimizer.register_load_state_dict_post_hook(self._rebuilt.discard)
-            self._watching.append(handle)
-        return True
-
 
 def refuse_unprotectable(model: nn.Module) -> None:
     """Refuse, by name, every trainable layer whose old answers could not be kept."""
@@ -268,8 +245,11 @@ class FreeForward:
     def __call__(self, input: Tensor) -> Tensor:
         """Return what the layer would; its gradient goes by rows if there are few of them."""
         layer = self.layer
+        if isinstance(layer, ScaledLinear):
+            input = layer.scaled(input)
         rows = input.reshape(-1, input.shape[-1])
-        if not torch.is_grad_enabled() or len(rows) > layer.out_features:
+        many = len(rows) > layer.out_features and not self.side.rows_only
+        if not torch.is_grad_enabled() or many:
             return functional.linear(input, layer.weight, layer.bias)
         self.side.by_rows = True
         result: Tensor = FreeRows.apply(rows, layer.weight, layer.bias, self.side)

@@ -15,6 +15,7 @@ class Side:
     """Removes one subspace from matrices, by its basis or its complement, whichever is narrower."""
 
     soft = False  # whether directions are scaled instead of removed
+    rows_only = False  # whether a Linear layer's gradient must come through projected rows
 
     def __init__(self, subspace: Subspace, like: Tensor) -> None:
         self.inside = subspace.rank <= subspace.dimension // 2

@@ -14,6 +14,8 @@ from classgrad.methods.hat import HAT
 from classgrad.methods.icarl import ICaRL
 from classgrad.methods.lwf import LwF
 from classgrad.methods.multitask import Multitask
+from classgrad.methods.ogd import OGD
+from classgrad.methods.owm import OWM
 from classgrad.methods.projected import Projected
 from classgrad.methods.sgp import SGP
 from classgrad.methods.trgp import TRGP
@@ -25,6 +27,8 @@ METHODS: dict[str, type[Method]] = {
         GPM,
         SGP,
         TRGP,
+        OWM,
+        OGD,
         HAT,
         LwF,
         ER,
@@ -44,6 +48,8 @@ __all__ = [
     "GPM",
     "HAT",
     "METHODS",
+    "OGD",
+    "OWM",
     "SGP",
     "TRGP",
     "Finetune",

@@ -30,6 +30,7 @@ from torch.nn import functional
 from classgrad.memory.collect import Collected
 from classgrad.methods.gpm import GPM
 from classgrad.networks.network import Network
+from classgrad.sides import Side, SoftSide
 
 
 class SGP(GPM):
@@ -69,7 +70,14 @@ class SGP(GPM):
 
     def protect(self) -> None:
         """Guard the subspaces, each direction by its importance."""
-        self.projector.protect(self._subspaces, self._frozen, self._importance)
+        sides: dict[str, Side] = {}
+        for name, subspace in self._subspaces.items():
+            weight = self.projector.sites[name].weight
+            if subspace.rank and bool((self._importance[name] == 1).all()):
+                sides[name] = Side(subspace, weight)
+            elif subspace.rank:
+                sides[name] = SoftSide(subspace, weight, self._importance[name])
+        self.projector.guard(sides, self._frozen)
 
     def state_dict(self) -> dict[str, Any]:
         """Return bases and importances."""

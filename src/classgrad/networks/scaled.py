@@ -67,10 +67,12 @@ class ScaledLinear(Scaled, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return (W + W S D Sᵀ) x + b for each row x."""
+        return functional.linear(self.scaled(input), self.weight, self.bias)
+
+    def scaled(self, input: Tensor) -> Tensor:
+        """Return (I + S D Sᵀ) x for each row x, what W is applied to for the task at hand."""
         d = self.inner()
-        if d is not None:
-            input = input + (input @ self.basis) @ d.T @ self.basis.T
-        return functional.linear(input, self.weight, self.bias)
+        return input if d is None else input + (input @ self.basis) @ d.T @ self.basis.T
 
 
 class ScaledConv2d(Scaled, nn.Conv2d):
