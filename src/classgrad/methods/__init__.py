@@ -7,17 +7,21 @@ from classgrad.methods.agem import AGEM
 from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.methods.cgp import CGP
 from classgrad.methods.er import ER
+from classgrad.methods.ewc import EWC
 from classgrad.methods.finetune import Finetune
 from classgrad.methods.gem import GEM
 from classgrad.methods.gpm import GPM
 from classgrad.methods.hat import HAT
 from classgrad.methods.icarl import ICaRL
+from classgrad.methods.imm import IMM
 from classgrad.methods.lwf import LwF
+from classgrad.methods.mas import MAS
 from classgrad.methods.multitask import Multitask
 from classgrad.methods.ogd import OGD
 from classgrad.methods.owm import OWM
 from classgrad.methods.projected import Projected
 from classgrad.methods.sgp import SGP
+from classgrad.methods.si import SI
 from classgrad.methods.trgp import TRGP
 
 METHODS: dict[str, type[Method]] = {
@@ -30,6 +34,10 @@ METHODS: dict[str, type[Method]] = {
         OWM,
         OGD,
         HAT,
+        EWC,
+        SI,
+        MAS,
+        IMM,
         LwF,
         ER,
         AGEM,
@@ -44,13 +52,17 @@ __all__ = [
     "AGEM",
     "CGP",
     "ER",
+    "EWC",
     "GEM",
     "GPM",
     "HAT",
+    "IMM",
+    "MAS",
     "METHODS",
     "OGD",
     "OWM",
     "SGP",
+    "SI",
     "TRGP",
     "Finetune",
     "ICaRL",
