@@ -8,8 +8,8 @@ from torch import nn
 
 from classgrad import methods
 from classgrad.errors import UserError
-from classgrad.methods import EWC, MAS, METHODS, SI, Anchored
-from classgrad.methods.anchored import shared_parameters, slowness
+from classgrad.methods import EWC, MAS, METHODS, SI
+from classgrad.methods.anchored import Anchored, slowness
 from classgrad.networks import build
 from classgrad.networks.network import Network
 from classgrad.plan import make_plan
@@ -168,7 +168,7 @@ def test_shared_parameters_leave_out_what_belongs_to_one_task():
         net = build("mlp", (4,), depth=1, batch_norm=True, **options)
         for _ in range(2):
             net.add_task(2)
-        assert shared_parameters(net).keys() == wanted
+        assert net.shared_parameters().keys() == wanted
 
 
 OPTIONS = [
@@ -193,10 +193,10 @@ def test_enormous_strength_keeps_what_tasks_share_and_leaves_the_rest_free(name,
     running.learn(0)
     method, net = running.method, running.net
     method._importance = {n: torch.ones_like(p) for n, p in method.importance.items()}
-    before = {n: p.detach().clone() for n, p in shared_parameters(net).items()}
+    before = {n: p.detach().clone() for n, p in net.shared_parameters().items()}
     old = {id(p) for p in net.parameters()}
     running.learn(1)
-    for label, parameter in shared_parameters(net).items():
+    for label, parameter in net.shared_parameters().items():
         assert torch.allclose(parameter, before[label], rtol=0, atol=1e-6), label
     fresh = [p for p in net.parameters() if id(p) not in old]
     own = 2 * 2 * (options.get("affine") == "task") + (options.get("heads") != "shared")
@@ -262,7 +262,7 @@ def test_old_own_parameters_stay_and_all_that_is_kept_is_counted(name):
     running.learn(1)
     assert torch.equal(running.net.trunk.bn1.scale_0, old)
     assert not torch.equal(running.net.trunk.bn1.scale_1, old)
-    shared = sum(p.nbytes for p in shared_parameters(running.net).values())
+    shared = sum(p.nbytes for p in running.net.shared_parameters().values())
     copies = {"imm": 3}.get(name, 2)  # θ* and Ω; for IMM θ of the last task, merged θ and Σ F
     beside = 4 * 2 * (name == "imm")  # one number per parameter tensor
     assert running.method.memory_bytes() == copies * shared + beside

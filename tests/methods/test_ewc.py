@@ -6,7 +6,6 @@ from torch.nn import functional
 
 from classgrad.errors import UserError
 from classgrad.methods import EWC
-from classgrad.methods.anchored import shared_parameters
 from classgrad.methods.ewc import fisher
 from classgrad.plan import make_plan
 from classgrad.runs import Run
@@ -52,7 +51,7 @@ def oracle(net, task):
         logits_apart(net, task), task.train.labels, reduction="none"
     )
     sums = one_by_one(net.protected(), entropies, torch.square)
-    return {name: sums[name] / len(task.train) for name in shared_parameters(net)}
+    return {name: sums[name] / len(task.train) for name in net.shared_parameters()}
 
 
 def learnt(options, **values):
@@ -63,7 +62,7 @@ def learnt(options, **values):
     for number, task in enumerate(STREAM):
         running.learn(number)
         fishers.append(oracle(running.net, task))
-        shared = shared_parameters(running.net)
+        shared = running.net.shared_parameters()
         weights.append({name: p.detach().clone() for name, p in shared.items()})
     return running, fishers, weights
 

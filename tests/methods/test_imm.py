@@ -7,7 +7,6 @@ from torch.nn import functional
 from classgrad.errors import UserError
 from classgrad.methods import IMM, Finetune
 from classgrad.methods import imm as module
-from classgrad.methods.anchored import shared_parameters
 from classgrad.plan import make_plan
 from classgrad.runs import Run
 from classgrad.training import fit
@@ -76,20 +75,20 @@ def test_the_network_has_the_average_of_the_weights_each_task_ended_with(merge, 
             net.add_task(task.classes)
         method.begin_task(net, task)
         if number:  # learning goes on where the last task ended, not from the average
-            for name, p in shared_parameters(net).items():
+            for name, p in net.shared_parameters().items():
                 assert torch.equal(p, own[-1][name])
         fit(net, method, [task], running.plan.training, seed=1)
-        own.append({n: p.detach().clone() for n, p in shared_parameters(net).items()})
+        own.append({n: p.detach().clone() for n, p in net.shared_parameters().items()})
         others = [
-            p.detach().clone() for p in net.parameters() if not known(p, shared_parameters(net))
+            p.detach().clone() for p in net.parameters() if not known(p, net.shared_parameters())
         ]
         logits = logits_apart(net, task)
         entropies = functional.cross_entropy(logits, task.train.labels, reduction="none")
         fishers.append(one_by_one(net.protected(), entropies, torch.square))
         method.end_task(net, task, torch.Generator().manual_seed(0))
-        left = [p for p in net.parameters() if not known(p, shared_parameters(net))]
+        left = [p for p in net.parameters() if not known(p, net.shared_parameters())]
         assert all(torch.equal(a, b) for a, b in zip(others, left, strict=True))
-        for name, p in shared_parameters(net).items():
+        for name, p in net.shared_parameters().items():
             shares = [f[name] if merge == "mode" else torch.ones_like(p) for f in fishers]
             total = sum(shares)
             weighted = sum(s * w[name] for s, w in zip(shares, own, strict=True)) / total

@@ -5,7 +5,6 @@ import torch
 
 from classgrad.errors import UserError
 from classgrad.methods import MAS
-from classgrad.methods.anchored import shared_parameters
 from classgrad.plan import make_plan
 from classgrad.runs import Run
 from oracles.sensitivities import later_loss, linear_net, logits_apart, one_by_one, task_of
@@ -52,7 +51,7 @@ def test_importance_adds_up_over_tasks_and_the_anchor_is_the_latest(options):
         running.learn(number)
         lengths = logits_apart(running.net, task).square().sum(1)
         sums = one_by_one(running.net.protected(), lengths, torch.abs)
-        shared = shared_parameters(running.net)
+        shared = running.net.shared_parameters()
         for name, parameter in shared.items():
             total[name] = total.get(name, 0) + sums[name] / len(task.train)
             assert torch.equal(running.method.anchor[name], parameter.detach())

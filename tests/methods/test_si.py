@@ -7,7 +7,6 @@ from torch.nn import functional
 
 from classgrad.errors import UserError
 from classgrad.methods import SI
-from classgrad.methods.anchored import shared_parameters
 from classgrad.plan import make_plan
 from classgrad.runs import Run
 from classgrad.training import Training, fit
@@ -67,7 +66,7 @@ def test_the_path_adds_up_to_the_fall_of_the_loss(number):
 
 def plain_loop(net, task, state, c, xi, rate, momentum, epochs):
     """SI from its equations with gradient descent on all samples, one parameter at a time."""
-    shared = shared_parameters(net)
+    shared = net.shared_parameters()
     moving = [*net.trunk.parameters(), *net.head_parameters(task.id)]
     moving = list({id(p): p for p in moving}.values())
     path = {name: torch.zeros_like(p) for name, p in shared.items()}

@@ -21,10 +21,9 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field, PrivateAttr
-from torch import Tensor, nn
+from torch import Tensor
 
 from classgrad.methods.base import Method, Step
-from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
 
 Strength = Annotated[float, Field(ge=0, le=1e30)]  # finite in single precision too
@@ -74,7 +73,7 @@ class Anchored(Method):
 
     def _prepared(self, net: Network) -> tuple[list[Tensor], ...]:
         """Return weights, anchors and 1 / second derivative of the penalty, in one order."""
-        weights = shared_parameters(net)
+        weights = net.shared_parameters()
         flatness = [
             (self.factor * self.strength * self._importance[name]).reciprocal() for name in weights
         ]
@@ -110,18 +109,6 @@ def slowness(optimizer: torch.optim.Optimizer, weights: list[Tensor]) -> float |
     return found
 
 
-def shared_parameters(net: Network) -> dict[str, nn.Parameter]:
-    """Return what all tasks use, by name; heads, scales and shifts of one task are left out."""
-    own = {
-        parameter
-        for norm in net.modules()
-        if isinstance(norm, TaskBatchNorm) and norm.affine == "task"
-        for parameter in norm.parameters()
-    }
-    named = net.protected().named_parameters()
-    return {name: p for name, p in named if p.requires_grad and p not in own}
-
-
 def weights_of(net: Network) -> dict[str, Tensor]:
     """Return a copy of what all tasks share."""
-    return {name: p.detach().clone() for name, p in shared_parameters(net).items()}
+    return {name: p.detach().clone() for name, p in net.shared_parameters().items()}

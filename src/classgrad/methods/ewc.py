@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from classgrad.memory.sensitivity import sensitivity
-from classgrad.methods.anchored import Anchored, Strength, shared_parameters, weights_of
+from classgrad.methods.anchored import Anchored, Strength, weights_of
 from classgrad.networks.network import Network
 from classgrad.tasks import Task
 
@@ -79,5 +79,5 @@ def fisher(
             labels = torch.multinomial(chances, 1, generator=generator).flatten()
         return -functional.cross_entropy(logits, labels, reduction="none")
 
-    parameters = shared_parameters(net)
+    parameters = net.shared_parameters()
     return sensitivity(net, task, parameters, log_likelihood, torch.square, samples, generator)

@@ -19,18 +19,23 @@ def gather(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None
     )
 
 
+def split(parameters: Sequence[nn.Parameter], vector: Tensor) -> list[Tensor]:
+    """Return the parts of a vector that belong to these parameters, in their shapes."""
+    parts = vector.split([p.numel() for p in parameters])
+    return [part.view(p.shape) for p, part in zip(parameters, parts, strict=True)]
+
+
 def write(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
     """Make a vector the gradients of these parameters.
 
     A parameter that has none, and is to have zeros, is left without: optimisers then let it rest.
     """
-    parts = vector.split([p.numel() for p in parameters])
-    for p, part in zip(parameters, parts, strict=True):
+    for p, part in zip(parameters, split(parameters, vector), strict=True):
         if p.grad is None:
             if not part.any():
                 continue
             p.grad = torch.empty_like(p)
-        p.grad.copy_(part.view(p.shape))
+        p.grad.copy_(part)
 
 
 def products(left: Tensor, right: Tensor) -> Tensor:

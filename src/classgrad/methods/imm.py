@@ -27,7 +27,7 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor
 
-from classgrad.methods.anchored import Anchored, Strength, shared_parameters, weights_of
+from classgrad.methods.anchored import Anchored, Strength, weights_of
 from classgrad.methods.ewc import fisher
 from classgrad.networks.network import Network
 from classgrad.tasks import Task
@@ -85,6 +85,6 @@ class IMM(Anchored):
 @torch.no_grad()
 def write(net: Network, weights: dict[str, Tensor]) -> None:
     """Give the network these weights."""
-    parameters = shared_parameters(net)
+    parameters = net.shared_parameters()
     for name, weight in weights.items():
         parameters[name].copy_(weight)

@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from classgrad.memory.sensitivity import sensitivity
-from classgrad.methods.anchored import Anchored, Strength, shared_parameters, weights_of
+from classgrad.methods.anchored import Anchored, Strength, weights_of
 from classgrad.networks.network import Network
 from classgrad.tasks import Task
 
@@ -36,7 +36,7 @@ class MAS(Anchored):
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
         """Add this task's sensitivities, and anchor the weights where they are."""
-        parameters = shared_parameters(net)
+        parameters = net.shared_parameters()
         new = sensitivity(net, task, parameters, squared_length, torch.abs, self.samples, generator)
         old = self._importance
         self.keep(weights_of(net), {n: old[n] + new[n] for n in new} if old else new)

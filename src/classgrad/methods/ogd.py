@@ -27,7 +27,6 @@ Differences from the paper: gradients are orthogonalised in blocks, with depende
 where the paper's Gram-Schmidt takes one after another; BatchNorm, which its networks do not have.
 """
 
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -35,17 +34,14 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from classgrad.methods.base import LayerRoom, Method, Step
+from classgrad.methods.flat import gather, products, split, write
 from classgrad.methods.projected import COLLECT_BATCH
-from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
 from classgrad.tasks import Task, TaskStream, batches
 from classgrad.updates import FreeUpdates
 
 # A gradient with less than this share of its energy outside the span of others depends on them.
 DEPENDENT = 1e-10
-
-# Columns that are in float64 at a time.
-PART = 2**17
 
 
 class OGD(Method):
@@ -61,7 +57,6 @@ class OGD(Method):
 
     _weights: list[nn.Parameter] = PrivateAttr(default_factory=list)
     _basis: Tensor = PrivateAttr(default_factory=lambda: torch.zeros(0, 0))
-    _flat: Tensor = PrivateAttr(default_factory=lambda: torch.zeros(0))
     _before: Tensor | None = PrivateAttr(default=None)
     _updates: FreeUpdates = PrivateAttr(default_factory=FreeUpdates)
 
@@ -72,7 +67,7 @@ class OGD(Method):
 
     def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
         """Look up what the tasks share."""
-        self._weights = shared_parameters(net.protected())
+        self._weights = list(net.shared_parameters().values())
         self._hold(torch.zeros(0, sum(weight.numel() for weight in self._weights)))
         return net
 
@@ -81,20 +76,19 @@ class OGD(Method):
         self._before = None
         if not len(self._basis):
             return
-        for weight in self._weights:
-            if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
-        gradients = [weight.grad for weight in self._weights if weight.grad is not None]
-        scatter(self._free(gather(gradients, self._flat)), gradients)
+        gradient = gather(self._weights, [weight.grad for weight in self._weights])
+        write(self._weights, self._free(gradient))
         if not self._updates.expected(step.optimizer, self._weights):
-            self._before = gather(self._weights, torch.empty_like(self._flat))
+            self._before = gather(self._weights, self._weights)
 
     @torch.no_grad()
     def after_step(self, net: Network, step: Step) -> None:
         """Remove that part of the update too, for optimisers that need it."""
         if self._before is not None:
-            update = gather(self._weights, self._flat).sub_(self._before)
-            scatter(self._free(update).add_(self._before), self._weights)
+            update = gather(self._weights, self._weights) - self._before
+            after = self._free(update).add_(self._before)
+            for weight, part in zip(self._weights, split(self._weights, after), strict=True):
+                weight.copy_(part)
         self._before = None
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
@@ -118,7 +112,7 @@ class OGD(Method):
                 parts = torch.autograd.grad(
                     logit, self._weights, retain_graph=True, materialize_grads=True
                 )
-                gather(parts, found[done])
+                found[done] = gather(self._weights, parts)
                 done += 1
             if done == count:
                 break
@@ -126,7 +120,6 @@ class OGD(Method):
 
     def _hold(self, basis: Tensor) -> None:
         self._basis = basis
-        self._flat = basis.new_empty(basis.shape[1])
         self._updates.forget()
 
     def _free(self, flat: Tensor) -> Tensor:
@@ -144,32 +137,8 @@ class OGD(Method):
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
         """Continue from a state."""
-        self._weights = shared_parameters(net.protected())
+        self._weights = list(net.shared_parameters().values())
         self._hold(state["basis"])
-
-
-def shared_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the trainable parameters that all tasks move: no norm's that has them by task."""
-    norms = [m for m in model.modules() if isinstance(m, TaskBatchNorm) and m.affine == "task"]
-    own = {id(p) for norm in norms for p in norm.parameters()}
-    return [p for p in model.parameters() if p.requires_grad and id(p) not in own]
-
-
-def gather(tensors: Iterable[Tensor], flat: Tensor) -> Tensor:
-    """Copy tensors into one flat vector, one after another; return it."""
-    start = 0
-    for tensor in tensors:
-        flat[start : start + tensor.numel()].view(tensor.shape).copy_(tensor.detach())
-        start += tensor.numel()
-    return flat
-
-
-def scatter(flat: Tensor, tensors: Iterable[Tensor]) -> None:
-    """Copy a flat vector back into the tensors it was gathered from."""
-    start = 0
-    for tensor in tensors:
-        tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
-        start += tensor.numel()
 
 
 def extended(basis: Tensor, rows: Tensor) -> Tensor:
@@ -187,10 +156,7 @@ def orthonormal(rows: Tensor) -> Tensor:
     All by products with the small m x m Gram matrix: its eigenvectors over the roots of its
     eigenvalues.
     """
-    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    for part in rows.split(PART, dim=1):
-        gram.addmm_(part.double(), part.double().T)
-    values, vectors = torch.linalg.eigh(gram)
+    values, vectors = torch.linalg.eigh(products(rows, rows))
     kept = values > DEPENDENT
     directions: Tensor = (vectors[:, kept] / values[kept].sqrt()).T.to(rows.dtype) @ rows
     return directions

@@ -28,7 +28,7 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor
 
-from classgrad.methods.anchored import Anchored, Strength, shared_parameters, weights_of
+from classgrad.methods.anchored import Anchored, Strength, weights_of
 from classgrad.methods.base import Step
 from classgrad.networks.network import Network
 from classgrad.tasks import Task
@@ -60,7 +60,7 @@ class SI(Anchored):
     def after_step(self, net: Network, step: Step) -> None:
         """Pull to the anchor, then add -g Δθ to the path."""
         super().after_step(net, step)
-        for name, parameter in shared_parameters(net).items():
+        for name, parameter in net.shared_parameters().items():
             if parameter.grad is not None:
                 moved = self._before[name].sub_(parameter)  # -Δθ
                 self._path[name].addcmul_(parameter.grad, moved)

@@ -66,6 +66,21 @@ class Network(nn.Module):
         """Return the part whose answers to old inputs must not change: all that tasks share."""
         return self if self.shared_head else self.trunk
 
+    def shared_parameters(self) -> dict[str, nn.Parameter]:
+        """Return what every task trains, by its name in `protected()`.
+
+        Heads of one task are left out, and scales and shifts of norms that each task has of its
+        own.
+        """
+        own = {
+            parameter
+            for norm in self._norms
+            if norm.affine == "task"
+            for parameter in norm.parameters()
+        }
+        named = self.protected().named_parameters()
+        return {name: p for name, p in named if p.requires_grad and p not in own}
+
     def head_parameters(self, task: int) -> list[nn.Parameter]:
         """Return the parameters of one task's head."""
         return list(self.heads[task].parameters())
