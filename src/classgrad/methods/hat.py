@@ -36,6 +36,7 @@ from classgrad.networks.gates import Gate
 from classgrad.networks.network import Network
 from classgrad.networks.trunk import Trunk, Wire
 from classgrad.tasks import Task, TaskStream
+from classgrad.updates import follow_gradients
 
 
 class HAT(Method):
@@ -101,7 +102,7 @@ class HAT(Method):
         """Mask the gradients of what tasks share, and scale those of the embeddings."""
         if self._factors is None:
             self._factors = list(self._shared(net))
-        if not follows_gradients(step.optimizer):
+        if not follow_gradients(step.optimizer):
             self._before = [parameter.detach().clone() for parameter, _ in self._factors]
         else:
             for parameter, factor in self._factors:
@@ -189,9 +190,3 @@ def factors(layer: nn.Module, out: Tensor, seen: Tensor) -> Iterator[tuple[nn.Pa
     yield weight, 1 - smaller.view(*smaller.shape, *[1] * (weight.dim() - 2))
     if layer.bias is not None:
         yield layer.get_parameter("bias"), 1 - out
-
-
-def follows_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell whether masked gradients give masked updates: SGD without decay, from a fresh start."""
-    decays = any(group["weight_decay"] for group in optimizer.param_groups)
-    return type(optimizer) is torch.optim.SGD and not decays
