@@ -19,6 +19,8 @@ def filled(page: str) -> str:
 
     def table(match: re.Match[str]) -> str:
         paths = sorted((ROOT / match[2]).glob("*/record.json"))
+        if not paths:
+            raise SystemExit(f"no records in {match[2]}")
         return match[1] + markdown([RunRecord.load(path) for path in paths]) + match[3]
 
     return TABLE.sub(table, page)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from classgrad.capture import sites, tap
+from classgrad.capture import by_layer, sites, tap
 from classgrad.errors import UserError
 from classgrad.projection import Projector
 from oracles.models import built, normal
@@ -267,3 +267,16 @@ def test_norms_without_running_statistics_are_welcome() -> None:
     projector = Projector(built(make))
     assert list(projector.sites) == ["0"]
     assert math.prod(projector.sites["0"].weight.shape) == 16
+
+
+def test_values_by_layer_go_by_name_before_patterns_and_without_the_trunk() -> None:
+    names = ["trunk.conv1[0]", "trunk.conv1[1]", "trunk.fc1", "heads.0"]
+    spread = by_layer({"conv*": 1, "*": 2, "fc1": 3, "heads*": 4}, names)
+    assert list(spread.values()) == [1, 1, 3, 2]  # the first pattern, in the order given
+    spread = by_layer({"conv*": 1, "heads*": 4, "trunk.*": 2}, names)
+    assert list(spread.values()) == [1, 1, 2, 4]
+    assert by_layer({"fc1": 3, "heads*": 4}, ["fc1"]) == {"fc1": 3}  # no head is shared
+    with pytest.raises(UserError, match="'fc2' fits no layer"):
+        by_layer({"fc2": 1, "*": 2}, names)
+    with pytest.raises(UserError, match=r"'fc\*' fits no layer"):
+        by_layer({"*": 2, "fc*": 1}, names)

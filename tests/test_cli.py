@@ -113,6 +113,7 @@ WRONG = {
     ),
     "seed": (["run", "--seed", "-1"], "seed"),
     "seed word": (["run", "--seed", "one"], "seed"),
+    "method twice": (["run", "--method", "cgp,gpm,cgp"], "--method names 'cgp' twice"),
     "unknown option": (["run", "--fast"], "--fast"),
     "unknown command": (["rum"], "rum"),
     "only a picture": (["show", "matrix.png"], "only pictures are named"),

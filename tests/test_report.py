@@ -114,3 +114,38 @@ def test_a_picture_of_many_runs_wraps(records, tmp_path):
     many = imread(report.draw_matrices(records[:1] * 11, tmp_path / "many.png")).shape
     assert many[1] == few[1]
     assert many[0] > 2 * few[0]
+
+
+def test_means_tell_benchmarks_and_settings_apart(records):
+    cgp = records[0]
+    eta = cgp.model_copy(update={"method": {**cgp.method, "similarity": 0.9}})
+    other = cgp.model_copy(update={"benchmark": "others"})
+    several = [r.model_copy(update={"seed": s}) for r in (cgp, eta, other) for s in (1, 2)]
+    labels = [(s.method, s.benchmark) for s in report.summaries(several)]
+    assert labels == [
+        ("cgp similarity=0.7", "blobs"),
+        ("cgp similarity=0.9", "blobs"),
+        ("cgp", "others"),
+    ]
+    assert "| cgp similarity=0.9 | blobs |" in report.markdown(several)
+    shown = text(report.means(several), width=120)
+    assert "others" in shown
+    assert "similarity=0.9" in shown
+
+
+def test_runs_on_several_benchmarks_with_several_seeds_fit_a_terminal(records):
+    names = ("cifar100-superclass", "permuted-digits")
+    shown = text(
+        report.comparison(
+            [
+                r.model_copy(update={"benchmark": name, "seed": seed, "memory_bytes": 123_456_789})
+                for r in records
+                for name in names
+                for seed in (1, 12)
+            ]
+        )
+    )
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    assert "…" not in shown
+    for word in (*names, "multitask", "123.5 MB"):
+        assert word in shown

@@ -1,6 +1,7 @@
 import pytest
 from pydantic import Field
 
+from classgrad import methods
 from classgrad.errors import UserError
 from classgrad.settings import Settings
 
@@ -38,3 +39,10 @@ def test_wrong_values_are_refused_in_one_line(values, message):
 def test_values_are_frozen():
     with pytest.raises(ValueError, match="frozen"):
         Some().count = 4
+
+
+def test_what_is_wrong_with_one_of_several_values_is_said():
+    with pytest.raises(UserError, match=r"^epsilon for 'fc1' must be less than or equal to 1"):
+        methods.make("gpm", epsilon={"*": 0.9, "fc1": 2})
+    with pytest.raises(UserError, match=r"^samples for '\*' must be greater than or equal to 1"):
+        methods.make("gpm", samples={"*": 0})

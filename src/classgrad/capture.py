@@ -108,26 +108,32 @@ def sites(model: nn.Module) -> dict[str, Site]:
 
 
 def by_layer(value: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Spread a setting over sites: one value, or that of the first name or pattern to fit.
+    """Spread a setting over sites: one value, or one for each by name, or by the first pattern.
 
-    A group of a convolution goes by the name of its layer.
+    A group of a convolution goes by the name of its layer. Names can leave out `trunk.`, which a
+    layer's has only where all tasks share a head; values for `heads` wait for that too.
 
-    >>> by_layer({"fc1": 1, "*": 2}, ["conv1", "fc1"])
+    >>> by_layer({"*": 2, "fc1": 1}, ["conv1", "fc1"])
     {'conv1': 2, 'fc1': 1}
     """
     names = list(names)
     if not isinstance(value, dict):
         return dict.fromkeys(names, value)
-    spread = {}
+    chosen = {}
     for name in names:
-        fits = [key for key in value if fnmatchcase(name.split("[")[0], key)]
+        layer = name.split("[")[0]
+        labels = (layer, layer.removeprefix("trunk."))
+        fits = [key for key in value if key in labels]
+        fits += [key for key in value if any(fnmatchcase(label, key) for label in labels)]
         if not fits:
             raise UserError(f"no value for layer '{name}' in {value}: add it, or '*' for the rest")
-        spread[name] = value[fits[0]]
+        chosen[name] = fits[0]
     for key in value:
-        if not any(fnmatchcase(name.split("[")[0], key) for name in names):
-            raise UserError(f"'{key}' fits no layer: there are {', '.join(names)}")
-    return spread
+        if key not in chosen.values() and not key.startswith("heads"):
+            raise UserError(
+                f"'{key}' fits no layer that no earlier pattern fits: there are {', '.join(names)}"
+            )
+    return {name: value[key] for name, key in chosen.items()}
 
 
 @contextmanager

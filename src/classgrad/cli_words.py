@@ -23,7 +23,11 @@ def make_plans(
     from classgrad.plan import make_plan
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    names = list(METHODS) if names == ["all"] else names
+    if "all" in names:
+        names = list(METHODS)
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise UserError(f"--method names '{twice[0]}' twice")
     if not names:
         raise UserError("--method names no method: see 'classgrad list'")
     kinds = [find(name) for name in names]

@@ -53,7 +53,8 @@ def evaluate(
     given, confident, nearest = [], [], []
     for index, x in inputs(net, test, task.transform):
         features = net.embed(x, task.id)
-        given.append(net.classify(features, task.id).argmax(1) == test.labels[index])
+        logits = net.classify(features, task.id)[:, : task.classes]
+        given.append(logits.argmax(1) == test.labels[index])
         if task_free:
             by_confidence, by_prototype = guess(net, judge, x, task.id, features)
             confident.append(by_confidence == wanted[index])
@@ -80,7 +81,8 @@ def guess(
     choice = torch.zeros(2, len(x), dtype=torch.int64)
     for task, ids in enumerate(judge.tasks):
         seen = net.embed(x, task) if net.task_dependent and task != own else features
-        sure, output = net.classify(seen, task).softmax(1).max(1)
+        # A head for all tasks may have more outputs than this one has classes.
+        sure, output = net.classify(seen, task)[:, : len(ids)].softmax(1).max(1)
         close, near = (functional.normalize(seen, dim=1) @ judge.prototypes[task].T).max(1)
         for row, (value, label) in enumerate([(sure, ids[output]), (close, ids[near])]):
             better = value > best[row]
@@ -94,7 +96,7 @@ def accuracy(net: Network, head: int, task: Task, test: Split) -> float:
     """Return the accuracy in per cent of one head on the test set of a task."""
     net.eval()
     right = [
-        net(x, head).argmax(1) == test.labels[index]
+        net(x, head)[:, : task.classes].argmax(1) == test.labels[index]
         for index, x in inputs(net, test, task.transform)
     ]
     return _percent(torch.cat(right))

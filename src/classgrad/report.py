@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -17,8 +18,8 @@ def comparison(records: Sequence[RunRecord]) -> Table:
     seeds = list(dict.fromkeys(f"seed {record.seed}" for record in records))
     common = [*(streams if len(streams) == 1 else []), *(seeds if len(seeds) == 1 else [])]
     title = ", ".join(common)
-    table = Table(title=title or None, title_justify="left")
-    table.add_column("method")
+    table = _table(title, framed=len(common) == 2)
+    table.add_column("method", no_wrap=True)
     if len(streams) > 1:
         table.add_column("benchmark")
     if len(seeds) > 1:
@@ -44,7 +45,7 @@ def comparison(records: Sequence[RunRecord]) -> Table:
 class Summary:
     """Runs that differ in the seed only: means, and standard deviations where seeds are several."""
 
-    method: str
+    method: str  # with the settings that tell it from other runs of the method
     benchmark: str
     seeds: list[int]
     accuracy: str
@@ -54,24 +55,23 @@ class Summary:
     seconds: str
     memory: str
 
-    HEADINGS = ("method", "ACC %", "BWT", "no task: conf.", "no task: proto.", "seconds", "memory")
+    FIGURES = ("ACC %", "BWT", "no task: conf.", "no task: proto.", "seconds", "memory")
 
-    def cells(self) -> list[str]:
+    def figures(self) -> list[str]:
         """Return what belongs under the headings."""
-        figures = [self.accuracy, self.transfer, self.confident, self.nearest]
-        return [self.method, *figures, self.seconds, self.memory]
+        measured = [self.accuracy, self.transfer, self.confident, self.nearest]
+        return [*measured, self.seconds, self.memory]
 
 
 def summaries(records: Sequence[RunRecord]) -> list[Summary]:
     """Put runs that differ in the seed only together, in the order they first appear."""
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
-        settings = (record.method, record.network_options, record.training)
-        place = (record.benchmark, record.benchmark_options, record.network)
-        groups.setdefault(repr((settings, place)), []).append(record)
+        key = repr((record.benchmark, record.method_name, settings_of(record)))
+        groups.setdefault(key, []).append(record)
     return [
         Summary(
-            method=group[0].method_name,
+            method=_label(group[0], records),
             benchmark=group[0].benchmark,
             seeds=[record.seed for record in group],
             accuracy=_spread([r.average_accuracy for r in group]),
@@ -85,6 +85,25 @@ def summaries(records: Sequence[RunRecord]) -> list[Summary]:
     ]
 
 
+def settings_of(record: RunRecord) -> dict[str, Any]:
+    """Return all that was set in a run but the seed."""
+    parts = (record.method, record.training, record.network_options, record.benchmark_options)
+    merged = {name: value for part in parts for name, value in part.items()}
+    return {"network": record.network, **merged}
+
+
+def _label(record: RunRecord, records: Sequence[RunRecord]) -> str:
+    """Name a run by its method, and by what differs between runs of the method on the stream."""
+    alike = [
+        settings_of(other)
+        for other in records
+        if (other.method_name, other.benchmark) == (record.method_name, record.benchmark)
+    ]
+    own = settings_of(record)
+    differ = [name for name in own if any(other.get(name) != own[name] for other in alike)]
+    return " ".join([record.method_name, *(f"{name}={own[name]}" for name in differ)])
+
+
 def means(records: Sequence[RunRecord]) -> Table:
     """Return one line per method: mean and standard deviation over seeds."""
     found = summaries(records)
@@ -92,10 +111,14 @@ def means(records: Sequence[RunRecord]) -> Table:
     seeds = sorted({seed for summary in found for seed in summary.seeds})
     title = f"{', '.join(streams)}, mean of seeds {', '.join(map(str, seeds))}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in Summary.HEADINGS:
-        table.add_column(heading, justify="left" if heading == "method" else "right")
+    table.add_column("method")
+    if len(streams) > 1:
+        table.add_column("benchmark")
+    for heading in Summary.FIGURES:
+        table.add_column(heading, justify="right")
     for summary in found:
-        table.add_row(*summary.cells())
+        stream = [summary.benchmark] if len(streams) > 1 else []
+        table.add_row(summary.method, *stream, *summary.figures())
     return table
 
 
@@ -105,8 +128,13 @@ def markdown(records: Sequence[RunRecord]) -> str:
     def rank(summary: Summary) -> float:
         return -float(summary.accuracy.split()[0]) if summary.accuracy != "-" else 0.0
 
-    lines = [Summary.HEADINGS, ["---"] + ["---:"] * (len(Summary.HEADINGS) - 1)]
-    lines += [summary.cells() for summary in sorted(summaries(records), key=rank)]
+    found = sorted(summaries(records), key=rank)
+    several = len({summary.benchmark for summary in found}) > 1
+    first = ["method", "benchmark"] if several else ["method"]
+    lines = [[*first, *Summary.FIGURES], ["---"] * len(first) + ["---:"] * len(Summary.FIGURES)]
+    for summary in found:
+        stream = [summary.benchmark] if several else []
+        lines.append([summary.method, *stream, *summary.figures()])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
@@ -178,8 +206,8 @@ def room_table(record: RunRecord) -> Table:
 
 def _table(title: str, framed: bool) -> Table:
     if framed:
-        return Table(title=title, title_justify="left")
-    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+        return Table(title=title or None, title_justify="left")
+    return Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
 
 
 def draw_matrices(records: Sequence[RunRecord], path: Path) -> Path:

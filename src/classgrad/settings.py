@@ -54,11 +54,17 @@ class Settings(BaseModel):
 
     @classmethod
     def _one_line(cls, error: ValidationError, given: dict[str, Any]) -> str:
-        first = error.errors()[0]
+        first, *others = error.errors()
+        if isinstance(first["input"], dict):
+            # Refused first for not being one value; what is wrong with one of several comes after.
+            first = next((other for other in others if len(other["loc"]) > 2), first)
         field = str(first["loc"][0]) if first["loc"] else ""
         names = {word: letter for letter, word in cls.letters.items() if letter in given}
         message = first["msg"].removeprefix("Value error, ")
         message = message.replace("Input should be", "must be")
         if not field:
             return message
-        return f"{names.get(field, field)} {message} (got {first['input']!r})"
+        label = names.get(field, field)
+        if len(first["loc"]) > 2:
+            label += f" for '{first['loc'][-1]}'"
+        return f"{label} {message} (got {first['input']!r})"

@@ -43,7 +43,7 @@ class SoftSide(Side):
     """Scales what matrices have along each direction by 1 - λ, its importance (SGP, AAAI 2023).
 
     g - g M Λ Mᵀ is taken through the thin M, or as one d x d matrix once M is wider than half of d,
-    so that the cost stops growing there. It cannot go by rows: whether a gradient was scaled
+    so that the cost stops growing there. It does not go by rows: whether a gradient was scaled
     already does not show, and scaling twice is not scaling once.
     """
 
@@ -54,7 +54,8 @@ class SoftSide(Side):
         scaled = basis * importance
         self.inside = subspace.rank <= subspace.dimension // 2
         self.basis = (basis if self.inside else scaled @ basis.T).to(like)
-        self.scaled = scaled.to(like)
+        if self.inside:
+            self.scaled = scaled.to(like)
         self.by_rows = False
 
     def free(self, matrix: Tensor) -> Tensor:

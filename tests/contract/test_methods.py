@@ -1,6 +1,7 @@
 """What every method in the table promises. Registering a method is what makes it tested."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from classgrad.evaluation import accuracy
 from classgrad.methods import METHODS, Step
 from classgrad.plan import make_plan
 from classgrad.runs import Run
+from classgrad.tasks import TaskStream
 from classgrad.training import fit
 from streams import blobs
 
@@ -67,6 +69,18 @@ def test_deep_networks_with_both_kinds_of_batch_norm(name, network, options):
     assert record.complete
     assert hooks(running.net) == []
     assert all(p.isfinite().all() for p in running.net.parameters())
+
+
+def test_one_head_for_tasks_with_fewer_classes(name):
+    tasks = [blobs(1, classes=classes, seed=classes) for classes in (4, 2, 3)]
+    stream = TaskStream(
+        "unequal",
+        [replace(of[0], id=number) for number, of in enumerate(tasks)],
+        [of.test(0) for of in tasks],
+    )
+    record = start(name, stream=stream, heads="shared", epochs=2).go()
+    assert record.complete
+    assert [len(task.final) for task in record.classes] == [4, 2, 3]
 
 
 def test_loss_falls(name):

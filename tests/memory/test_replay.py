@@ -184,8 +184,11 @@ def test_cut_samples_take_no_memory():
 # --- batches from a memory ---
 
 
-@pytest.mark.parametrize(("count", "chosen"), [(5, 1), (8, 1), (16, 2), (23, 2), (24, 3), (90, 4)])
-def test_the_expected_loss_of_a_batch_is_the_mean_over_the_memory(count, chosen):
+@pytest.mark.parametrize(
+    ("count", "per_task", "chosen"),
+    [(5, 8, 1), (8, 8, 1), (16, 8, 2), (23, 8, 2), (24, 8, 3), (90, 8, 4), (5, 1, 4), (3, 1, 3)],
+)
+def test_the_expected_loss_of_a_batch_is_the_mean_over_the_memory(count, per_task, chosen):
     sizes = {0: 40, 2: 11, 3: 25, 7: 4}
     memory, generator = filled(sizes), chance(1)
     losses = {task: part.images.flatten() ** 2 for task, part in memory.parts.items()}
@@ -194,7 +197,7 @@ def test_the_expected_loss_of_a_batch_is_the_mean_over_the_memory(count, chosen)
     rows = {task: torch.zeros(size) for task, size in sizes.items()}
     runs = 1500
     for _ in range(runs):
-        parts = memory.draw(count, generator)
+        parts = memory.draw(count, generator, per_task=per_task)
         subset = tuple(part.task for part in parts)
         seen[subset] += 1
         assert weights.setdefault(subset, [p.weight for p in parts]) == [p.weight for p in parts]

@@ -8,6 +8,8 @@ import torch
 
 from classgrad.errors import UserError
 from classgrad.methods import ER
+from classgrad.plan import make_plan
+from classgrad.runs import Run
 from classgrad.training import fit, validation_loss
 from oracles.replay import QUICK, backward, begun_step, learnt, permuted, sample_losses
 from streams import blobs
@@ -141,9 +143,10 @@ def test_a_single_sample_of_a_task_is_left_out_where_batches_have_statistics():
 
 
 def test_a_memory_that_holds_one_sample_works():
-    for options in ({}, {"batch_norm": True}):
-        run = learnt("er", blobs(2), 2, memory=1, **options)
-        assert len(run.method._memory) == 1
+    run = learnt("er", blobs(2), 2, memory=1)
+    assert len(run.method._memory) == 1
+    with pytest.raises(UserError, match="memory=1 is too small for a network with BatchNorm"):
+        learnt("er", blobs(2), 2, memory=1, batch_norm=True)
 
 
 @pytest.mark.parametrize("name", ["er", "agem", "gem"])
@@ -202,7 +205,9 @@ def test_bad_settings_are_refused_in_one_line(values, message):
 
 
 def test_settings_that_were_passed_stay_a_description():
-    method = ER(memory=5)
-    run = learnt("er", blobs(2), 1, **QUICK)
+    method, stream = ER(memory=5), blobs(2)
+    run = Run(make_plan(stream, method, values=QUICK), stream)
+    run.go()
+    assert len(run.method._memory) == 5
     assert method._memory is None
     assert run.plan.method._memory is None

@@ -171,3 +171,10 @@ def test_bad_settings_are_refused_in_one_line(values):
 
 def test_the_margin_goes_by_its_letter_too():
     assert GEM(gamma=0.2).margin == 0.2
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_gradients_that_are_no_numbers_are_refused_in_one_line(bad):
+    gradient, rows = torch.tensor([1.0, -1.0]), torch.tensor([[-1.0, 0.0], [0.0, bad]])
+    with pytest.raises(UserError, match="lower learning_rate"):
+        closest_within(gradient, rows, margin=0.5, ridge=1e-3)

@@ -167,6 +167,7 @@ class Biased(Trunk):
 
 def built(kind, shape=(1, 4, 4)):
     with networks.network.global_chance_kept():
+        torch.manual_seed(0)
         trunk = kind(shape, NetworkSettings())
     net = Network(trunk, trunk.embedding)
     net.add_task(2)
@@ -491,10 +492,11 @@ def stack_of(*layers):
     ("layers", "named"),
     [
         ([nn.Flatten, lambda: nn.Linear(16, 4)], "part1"),
-        ([nn.Flatten, lambda: nn.Linear(16, 4), nn.GELU], "part1"),
+        ([nn.Flatten, lambda: nn.Linear(16, 4), nn.GELU], "part2"),
         ([nn.Flatten, lambda: nn.Linear(16, 4), lambda: nn.Linear(4, 4), nn.ReLU], "part2"),
         ([nn.Flatten, lambda: TaskBatchNorm(16), lambda: nn.Linear(16, 4), nn.ReLU], "part1"),
         ([nn.Flatten, lambda: nn.Linear(16, 4), lambda: nn.LayerNorm(4), nn.ReLU], "part2"),
+        ([nn.Flatten, lambda: nn.Linear(16, 4), lambda: nn.Softmax(1), nn.ReLU], "part2"),
         (
             [lambda: nn.Conv2d(1, 4, 3), nn.ReLU, lambda: nn.Conv2d(4, 4, 1, groups=2), nn.ReLU],
             "part2",

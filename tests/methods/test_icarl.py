@@ -11,6 +11,8 @@ from classgrad.errors import UserError
 from classgrad.methods import ICaRL
 from classgrad.methods.icarl import PER_TASK
 from classgrad.networks.nearest import NearestMeans
+from classgrad.plan import make_plan
+from classgrad.runs import Run
 from classgrad.tasks import Split, TaskStream
 from oracles.distilled import (
     binary,
@@ -299,3 +301,13 @@ def test_too_small_a_memory_is_refused_in_one_line():
     for values in ({"memory": 0}, {"K": 0}, {"memory_batch": 1}):
         with pytest.raises(UserError, match=next(iter(values))):
             ICaRL(**values)
+
+
+def test_a_memory_that_leaves_a_task_one_exemplar_is_refused_with_batch_norm():
+    parts = [blobs(1, classes=classes, seed=classes) for classes in (3, 1)]
+    tasks = [replace(of[0], id=number) for number, of in enumerate(parts)]
+    stream = TaskStream("odd", tasks, [of.test(0) for of in parts])
+    with pytest.raises(UserError, match=r"memory=7 leaves a task of 'odd' .* at least 8"):
+        Run(make_plan(stream, "icarl", values={"memory": 7, "batch_norm": True}), stream)
+    Run(make_plan(stream, "icarl", values={"memory": 8, "batch_norm": True}), stream)
+    Run(make_plan(stream, "icarl", values={"memory": 7}), stream)

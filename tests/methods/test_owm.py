@@ -389,3 +389,11 @@ def test_inputs_that_are_no_numbers_are_refused():
         net.trunk[1].weight[0, 0] = torch.inf
     with pytest.raises(UserError, match="layer '3' saw"):
         method.end_task(net, FIRST, torch.Generator())
+
+
+def test_inputs_too_large_for_the_damping_are_refused_in_one_line():
+    net, method = wrapped(perceptron, damping=1e-8)
+    large = 1e8 * normal(64, net.trunk[1].in_features)
+    with pytest.raises(UserError, match="layer '1' has inputs too large for damping=1e-08"):
+        for _ in range(20):
+            method._learn({net.trunk[1]: [large]}, 1.0, mean_of=1)

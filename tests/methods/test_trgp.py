@@ -329,6 +329,25 @@ def test_the_gradient_that_chooses_is_that_of_the_loss_on_the_probe() -> None:
         assert torch.allclose(found[name], expected, rtol=1e-12)
 
 
+def test_a_task_chooses_by_its_gradient_before_any_projection() -> None:
+    """The guard's route through projected rows would leave nothing of it inside old bases."""
+    running = Run(make_plan(STREAM, TRGP(probe=7), values={"epochs": 3}), STREAM)
+    running.net.double()
+    running.learn(0)
+    net, method, task = running.net, running.method, STREAM[1]
+    net.add_task(2)
+    for layer in method.projector.sites.values():
+        assert layer.layer.out_features >= 7  # few rows: they would be projected
+    expected = {}
+    for name, gradient in method._gradients(net, task).items():
+        basis = method.subspaces[name].basis
+        assert (gradient @ basis).norm() > 0.5 * gradient.norm()
+        expected[name] = {"1": [0]}
+    method.begin_task(net, task)
+    method.begin_task(net, task)  # of a task that was begun before, nothing changes
+    assert method.trusted == expected
+
+
 def test_the_optimiser_has_the_scales_of_the_task_at_hand_only() -> None:
     net, method = wide(), TRGP(epsilon=1.0, trust=0.0)
     method.wrap(net, STREAM, 1)

@@ -13,9 +13,6 @@ from torch import Tensor
 
 from classgrad.tasks import Split
 
-# Samples a task should have in a batch from the memory: fewer give poor batch statistics.
-PER_TASK = 8
-
 
 @dataclass(frozen=True)
 class Part:
@@ -51,17 +48,18 @@ class ReplayMemory:
         *,
         without: int | None = None,
         least: int = 1,
+        per_task: int = 1,
     ) -> list[Part]:
-        """Draw a batch of about `count` samples, an equal number of each of some tasks.
+        """Draw a batch of about `count` samples, an equal number of each task.
 
-        With fewer than `PER_TASK` samples for each task, only as many tasks as get that many take
+        With fewer than `per_task` samples for each task, only as many tasks as get that many take
         part, chosen at random. A weight is (tasks here / tasks chosen) times the task's share of
         the samples here, so that the expected sum of weighted means is the mean over the memory.
         """
         tasks = self.tasks(without=without, least=least)
         if not tasks:
             return []
-        chosen = min(len(tasks), max(1, count // PER_TASK))
+        chosen = min(len(tasks), max(1, count // per_task))
         share = max(count // chosen, least)
         total = sum(len(self.parts[t]) for t in tasks)
         order = torch.randperm(len(tasks), generator=generator)[:chosen]

@@ -19,6 +19,7 @@ from torch.func import functional_call
 
 from classgrad.capture import Site, sites
 from classgrad.errors import UserError
+from classgrad.evaluation import BATCH
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
 from classgrad.tasks import Task, batches
@@ -26,9 +27,6 @@ from classgrad.tasks import Task, batches
 Measure = Callable[[Tensor], Tensor]  # torch.square or torch.abs: m(ab) = m(a) m(b)
 Scalar = Callable[[Tensor, Tensor], Tensor]  # logits (n x c), labels (n) -> l (n)
 Calls = list[tuple[Tensor, Tensor]]  # input and gradient of the output, once per use of a layer
-
-# With BatchNorm on batch statistics the batches are part of the result: as in an evaluation.
-BATCH = 64
 
 # Numbers held at a time for the products of convolutions: 16 MB in single precision.
 CHUNK = 2**22
@@ -51,20 +49,15 @@ def sensitivity(
     model, dtype = net.protected(), next(net.parameters()).dtype
     chosen = torch.randperm(len(task.train), generator=generator)[:samples]
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
-    training = net.training
-    net.eval()
-    try:
-        with net.samples_apart():
-            for part in batches(len(chosen), BATCH):
-                index = chosen[part]
-                x = task.transform(task.train.unit_images(index, dtype))
-                y = task.train.labels[index]
-                run = partial(_scalars, net, task, scalar, x, y)
-                sums = per_sample_sums(model, run, measure)
-                for name in total.keys() & sums.keys():
-                    total[name] += sums[name]
-    finally:
-        net.train(training)
+    with net.evaluating(), net.samples_apart():
+        for part in batches(len(chosen), BATCH):
+            index = chosen[part]
+            x = task.transform(task.train.unit_images(index, dtype))
+            y = task.train.labels[index]
+            run = partial(_scalars, net, task, scalar, x, y)
+            sums = per_sample_sums(model, run, measure)
+            for name in total.keys() & sums.keys():
+                total[name] += sums[name]
     return {name: value / len(chosen) for name, value in total.items()}
 
 

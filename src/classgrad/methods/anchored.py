@@ -101,7 +101,7 @@ def slowness(optimizer: torch.optim.Optimizer, weights: list[Tensor]) -> float |
     found = []
     for weight in weights:
         state = optimizer.state.get(weight)
-        if state is None:  # no gradient yet, so not moved either
+        if state is None:  # no gradient yet: the plain rate
             found.append(weight.new_tensor(1 / group["lr"]))
             continue
         share = 1 - group["betas"][1] ** float(state["step"])  # v starts at 0

@@ -74,9 +74,13 @@ class Method(Settings):
         """Add or freeze parameters; the optimiser is built after this."""
 
     def parameters(self, net: Network, tasks: Sequence[Task]) -> Iterator[nn.Parameter]:
-        """Yield what the optimiser may move: the trunk, and the heads of the tasks at hand."""
+        """Yield what the optimiser may move: the trunk, and the heads of the tasks at hand.
+
+        Where earlier heads are revisited, those of all tasks so far.
+        """
         yield from net.trunk.parameters()
-        heads = [p for task in tasks for p in net.head_parameters(task.id)]
+        here = range(len(net.heads)) if self.revisits else [task.id for task in tasks]
+        heads = [p for task in here for p in net.head_parameters(task)]
         yield from dict.fromkeys(heads)
 
     def fit_task(self, net: Network, task: Task, fit: Fit) -> None:

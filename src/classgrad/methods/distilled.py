@@ -1,38 +1,21 @@
 """What methods that keep the answers of old heads share: recording them, and asking again."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from classgrad.evaluation import BATCH
 from classgrad.methods.base import Method
 from classgrad.networks.network import Network
-from classgrad.tasks import Split, Task, Transform, batches
+from classgrad.tasks import Split, Transform, batches
 
 
 class Distilled(Method):
     """Learn a task while old heads go on answering as they did; they move too, to follow."""
 
     revisits: ClassVar[bool] = True
-
-    def parameters(self, net: Network, tasks: Sequence[Task]) -> Iterator[nn.Parameter]:
-        """Yield the trunk and all heads."""
-        yield from net.trunk.parameters()
-        yield from net.heads.parameters()
-
-
-@contextmanager
-def evaluating(net: Network) -> Iterator[None]:
-    """Let the network be in evaluation mode in the block."""
-    before = net.training
-    net.eval()
-    try:
-        yield
-    finally:
-        net.train(before)
 
 
 def logits_of(
@@ -45,7 +28,7 @@ def logits_of(
     that its task is asked with. So nothing is pulled as long as nothing has moved.
     """
     if net.task_dependent:
-        with evaluating(net):
+        with net.evaluating():
             return [net.heads[task](net.embed(x, task)) for task in tasks]
     if features is None:
         features = net.embed(x, tasks[0])
@@ -66,7 +49,7 @@ def in_batches(
     """
     dtype = next(net.parameters()).dtype
     order, rows = [], []
-    with evaluating(net), torch.no_grad():
+    with net.evaluating(), torch.no_grad():
         for index in batches(len(split), BATCH, generator):
             order.append(index)
             rows.append(answer(transform(split.unit_images(index, dtype))))

@@ -40,7 +40,7 @@ class EWC(Anchored):
     factor: ClassVar[float] = 1.0  # the penalty has λ/2
 
     strength: Strength = Field(250.0, description="weight of the penalty (λ)")
-    samples: int = Field(2000, ge=1, description="training samples behind F, at most")
+    samples: int = Field(2000, ge=2, description="training samples behind F, at most")
     fisher: Literal["labels", "sampled"] = Field(
         "labels", description="labels of the data, or drawn from the prediction (true Fisher)"
     )

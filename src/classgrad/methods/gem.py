@@ -23,6 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from classgrad.errors import UserError
 from classgrad.methods.base import Step
 from classgrad.methods.flat import gather, products, write
 from classgrad.methods.rehearsal import Episodic, moved
@@ -40,7 +41,9 @@ class GEM(Episodic):
     memory_batch: int = Field(
         64, ge=0, description="samples of each finished task in every step; 0: all that are kept"
     )
-    margin: float = Field(0.5, ge=0, description="least part of each task's gradient in a step (γ)")
+    margin: float = Field(
+        0.5, ge=0, le=1e6, description="least part of each task's gradient in a step (γ)"
+    )
     ridge: float = Field(1e-3, gt=0, description="what is added to the diagonal of G Gᵀ")
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
@@ -70,6 +73,8 @@ def closest_within(gradient: Tensor, rows: Tensor, margin: float, ridge: float) 
     if (along >= 0).all():
         return gradient
     square = products(rows, rows)
+    if not square.isfinite().all():
+        raise UserError("the gradient of kept samples is not a finite number: lower learning_rate")
     square.diagonal().add_(ridge)
     v = minimise_above(square, along, margin)
     return gradient + v.to(gradient) @ rows

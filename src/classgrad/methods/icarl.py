@@ -45,6 +45,7 @@ from classgrad.errors import UserError
 from classgrad.memory.exemplars import choose, cut
 from classgrad.methods.base import Step
 from classgrad.methods.distilled import Distilled, in_batches, logits_of, record
+from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.nearest import NearestMeans
 from classgrad.networks.network import Network
 from classgrad.tasks import Split, Task, TaskStream, Transform
@@ -82,6 +83,12 @@ class ICaRL(Distilled):
             raise UserError(
                 f"memory={self.memory} has no exemplar for some of the {classes} classes of "
                 f"'{stream.name}': give at least {classes}"
+            )
+        fewest = min(task.classes for task in stream) * (self.memory // classes)
+        if fewest < 2 and any(isinstance(m, TaskBatchNorm) for m in net.modules()):
+            raise UserError(
+                f"memory={self.memory} leaves a task of '{stream.name}' with a single exemplar, "
+                f"which has no batch statistics: give at least {2 * classes}"
             )
         self._transforms = [task.transform for task in stream]
         return NearestMeans.of(net)

@@ -43,7 +43,7 @@ class IMM(Anchored):
     merge: Literal["mean", "mode"] = Field(
         "mode", description="merge with equal shares, or by Fisher information"
     )
-    samples: int = Field(2000, ge=1, description="mode: training samples behind F, at most")
+    samples: int = Field(2000, ge=2, description="mode: training samples behind F, at most")
 
     _merged: dict[str, Tensor] = PrivateAttr(default_factory=dict)
     _precision: dict[str, Tensor] = PrivateAttr(default_factory=dict)  # Σ F, for the mode

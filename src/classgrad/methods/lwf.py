@@ -44,7 +44,7 @@ class LwF(Distilled):
     letters: ClassVar[dict[str, str]] = {"lambda": "strength", "T": "temperature"}
 
     strength: float = Field(1.0, ge=0, description="weight of the old heads' answers (λ)")
-    temperature: float = Field(2.0, gt=0, description="what logits are divided by there (T)")
+    temperature: float = Field(2.0, ge=1e-3, description="what logits are divided by there (T)")
 
     _answers: Tensor | None = PrivateAttr(default=None)
 

@@ -32,7 +32,7 @@ class MAS(Anchored):
     summary: ClassVar[str] = "Memory Aware Synapses: output sensitivity (ECCV 2018)"
 
     strength: Strength = Field(1.0, description="weight of the penalty (λ)")
-    samples: int = Field(2000, ge=1, description="training samples behind Ω, at most")
+    samples: int = Field(2000, ge=2, description="training samples behind Ω, at most")
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
         """Add this task's sensitivities, and anchor the weights where they are."""

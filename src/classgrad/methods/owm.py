@@ -147,7 +147,12 @@ class OWM(Method):
                 if not rows.isfinite().all():
                     raise UserError(f"layer '{name}' saw an input that is not a finite number")
                 side = self._side(name)
-                side.become(shrunk(side.matrix, rows, last[name] ** share))
+                try:
+                    side.become(shrunk(side.matrix, rows, last[name] ** share))
+                except torch.linalg.LinAlgError:
+                    raise UserError(
+                        f"layer '{name}' has inputs too large for damping={last[name]:g}: raise it"
+                    ) from None
 
     def _side(self, name: str) -> Shrinking:
         """Return what multiplies by P at a site; the identity if it has not learnt."""

@@ -3,13 +3,14 @@
 Each task's part of a batch from the memory goes through the network on its own, with the transform,
 the head and the norms of its task, because BatchNorm at test time sees one task at a time too; the
 papers draw mixed batches uniformly. `ReplayMemory.draw` says how tasks are chosen and weighted so
-that the expected loss is still the mean over the memory. In a network with BatchNorm a task with
-a single sample in the memory is left out: alone it has no batch statistics. With `norm=stored`
-a pass updates the statistics of its task, which so follow the moving trunk.
+that the expected loss is still the mean over the memory. In a network with BatchNorm every part has
+at least 8 samples, so that a small batch is of some of the tasks only, and a task with a single
+sample in the memory is left out: alone it has no batch statistics. With `norm=stored` a pass
+updates the statistics of its task, which so follow the moving trunk.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +26,8 @@ from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
 from classgrad.tasks import Task, TaskStream, Transform
 
+# Samples of a task that make fair batch statistics.
+FAIR = 8
 BATCH_NORMS = (TaskBatchNorm, nn.modules.batchnorm._BatchNorm)
 
 
@@ -40,7 +43,7 @@ class Rehearsal(Method, ABC):
 
     _memory: Any = PrivateAttr(default=None)
     _transforms: list[Transform] = PrivateAttr(default_factory=list)
-    _least: int = PrivateAttr(default=1)
+    _normed: bool = PrivateAttr(default=False)
 
     @abstractmethod
     def empty_memory(self) -> ReplayMemory:
@@ -50,20 +53,28 @@ class Rehearsal(Method, ABC):
         """Learn how images of each task become inputs; the images come from the memory."""
         self._memory = self.empty_memory()
         self._transforms = [task.transform for task in stream]
-        normed = any(isinstance(module, BATCH_NORMS) for module in net.modules())
-        self._least = 2 if normed else 1
+        self._normed = any(isinstance(module, BATCH_NORMS) for module in net.modules())
+        if self.memory < self._least:
+            raise UserError(
+                f"memory={self.memory} is too small for a network with BatchNorm, which learns "
+                f"nothing from a single sample: give at least {self._least}"
+            )
         return net
 
-    def parameters(self, net: Network, tasks: Sequence[Task]) -> Iterator[nn.Parameter]:
-        """Yield the trunk and the heads of all tasks so far."""
-        yield from net.trunk.parameters()
-        yield from dict.fromkeys(p for head in net.heads for p in head.parameters())
+    @property
+    def _least(self) -> int:
+        """Samples of a task that can go through the network on their own, at least."""
+        return 2 if self._normed else 1
 
     def draw(self, step: Step, without: int | None = None) -> list[Part]:
         """Draw a batch from the memory; one task can be left out."""
         count = self.memory_batch or len(step.y)
         drawn: list[Part] = self._memory.draw(
-            count, step.generator, without=without, least=self._least
+            count,
+            step.generator,
+            without=without,
+            least=self._least,
+            per_task=FAIR if self._normed else 1,
         )
         return drawn
 

@@ -42,7 +42,7 @@ class SI(Anchored):
     letters: ClassVar[dict[str, str]] = {"c": "strength", "xi": "damping"}
 
     strength: Strength = Field(0.1, description="weight of the penalty (c)")
-    damping: float = Field(0.1, gt=0, description="what keeps Ω finite for small moves (ξ)")
+    damping: float = Field(0.1, ge=1e-12, description="what keeps Ω finite for small moves (ξ)")
 
     _path: dict[str, Tensor] = PrivateAttr(default_factory=dict)
     _before: dict[str, Tensor] = PrivateAttr(default_factory=dict)  # during a step only

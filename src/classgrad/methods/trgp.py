@@ -84,13 +84,14 @@ class TRGP(Projected):
 
     def begin_task(self, net: Network, task: Task) -> None:
         """Choose the regions of every layer, unless the task has begun before."""
-        super().begin_task(net, task)
+        self.projector.release()  # what chooses is the gradient before any projection
         if self._learnt and str(task.id) not in next(iter(self._trusted.values()), {}):
             for name, gradient in self._gradients(net, task).items():
                 self._trusted.setdefault(name, {})[str(task.id)] = most_trusted(
                     gradient, self._subspaces[name].basis, self._own[name], self.trust, self.regions
                 )
             self._place_regions()
+        super().begin_task(net, task)
 
     def parameters(self, net: Network, tasks: Sequence[Task]) -> Iterator[nn.Parameter]:
         """Yield the trunk, the heads of these tasks, and their scales, not those of others."""

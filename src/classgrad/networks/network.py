@@ -102,6 +102,16 @@ class Network(nn.Module):
                 norm.tracking = True
 
     @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Be in evaluation mode in the block."""
+        before = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(before)
+
+    @contextmanager
     def samples_apart(self) -> Iterator[None]:
         """Let no gradient in the block pass from one sample to another through BatchNorm."""
         for norm in self._norms:

@@ -10,8 +10,17 @@ import torch
 from torch import nn
 
 from classgrad.errors import UserError
-from classgrad.networks.layers import TaskBatchNorm
+from classgrad.networks.layers import Dropout, TaskBatchNorm
 from classgrad.networks.options import NetworkSettings
+
+# What may stand between a layer and its ReLU beside a norm: no channel sees another.
+CHANNELWISE = (
+    nn.Identity,
+    Dropout,
+    nn.modules.dropout._DropoutNd,
+    nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AvgPoolNd,
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,9 @@ class Trunk(nn.Sequential):
                 layer = name
             elif isinstance(module, TaskBatchNorm) and layer is not None and norm is None:
                 norm = name
-            elif any(True for _ in module.parameters()):
+            elif any(True for _ in module.parameters()) or (
+                layer is not None and not isinstance(module, CHANNELWISE)
+            ):
                 raise self._unclear(name, module)
         if layer is not None:
             raise self._unclear(layer, self.get_submodule(layer))
