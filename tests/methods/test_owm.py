@@ -11,7 +11,7 @@ from classgrad.errors import UserError
 from classgrad.methods import OWM
 from classgrad.networks import Network, TaskBatchNorm, build
 from classgrad.runs import run
-from oracles.models import built
+from oracles.models import built, normal
 from oracles.shrinking import closed, layer_inputs, learnt, rows_of
 from streams import blobs, step_of
 
@@ -393,7 +393,6 @@ def test_inputs_that_are_no_numbers_are_refused():
 
 def test_inputs_too_large_for_the_damping_are_refused_in_one_line():
     net, method = wrapped(perceptron, damping=1e-8)
-    large = 1e8 * normal(64, net.trunk[1].in_features)
+    large = {net.trunk[1]: 20 * [1e8 * normal(64, net.trunk[1].in_features)]}
     with pytest.raises(UserError, match="layer '1' has inputs too large for damping=1e-08"):
-        for _ in range(20):
-            method._learn({net.trunk[1]: [large]}, 1.0, mean_of=1)
+        method._learn(large, 1.0, mean_of=1)
