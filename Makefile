@@ -24,8 +24,8 @@ format: setup
 
 tables: setup
 	rm -rf results/permuted-digits
-	$(BIN)/classgrad run --method all --seed 4,5,6 --out results/permuted-digits
-	$(BIN)/classgrad run --method imm --set merge=mean --seed 4,5,6 --out results/permuted-digits
+	OMP_NUM_THREADS=1 $(BIN)/classgrad run --method all --seed 4,5,6 --out results/permuted-digits
+	OMP_NUM_THREADS=1 $(BIN)/classgrad run --method imm --set merge=mean --seed 4,5,6 --out results/permuted-digits
 	rm results/permuted-digits/matrices.png
 	$(BIN)/python docs/fill_tables.py
 

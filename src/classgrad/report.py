@@ -21,11 +21,16 @@ def comparison(records: Sequence[RunRecord]) -> Table:
     table = _table(title, framed=len(common) == 2)
     table.add_column("method", no_wrap=True)
     if len(streams) > 1:
-        table.add_column("benchmark")
+        table.add_column("benchmark", no_wrap=True)
     if len(seeds) > 1:
         table.add_column("seed", justify="right")
-    for heading in ("ACC %", "BWT", "no task: conf.", "no task: proto.", "seconds", "memory"):
-        table.add_column(heading, justify="right")
+    headings = (
+        Summary.FIGURES if common else ("ACC %", "BWT", "conf.", "proto.", "seconds", "memory")
+    )
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=not common)
+    if not common:
+        table.caption = "conf., proto.: ACC without the task, by confidence and by prototypes"
     for record in records:
         table.add_row(
             record.method_name,
