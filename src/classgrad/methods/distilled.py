@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from classgrad.evaluation import BATCH
 from classgrad.methods.base import Method
@@ -69,3 +70,15 @@ def record(
         return torch.cat(logits_of(net, x, tasks), dim=1)
 
     return in_batches(net, split, transform, answer, generator)
+
+
+def drift(logits: Tensor, answers: Tensor) -> Tensor:
+    """Return the loss with the recorded answers for targets, less what it was when recorded."""
+    targets = answers.sigmoid()
+    return cross_entropies(logits, targets) - cross_entropies(answers, targets)
+
+
+def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
+    """Binary cross-entropy of (n x outputs), summed over outputs and averaged over rows."""
+    total = functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
+    return total / len(logits)

@@ -44,7 +44,14 @@ from classgrad import seeds
 from classgrad.errors import UserError
 from classgrad.memory.exemplars import choose, cut
 from classgrad.methods.base import Step
-from classgrad.methods.distilled import Distilled, in_batches, logits_of, record
+from classgrad.methods.distilled import (
+    Distilled,
+    cross_entropies,
+    drift,
+    in_batches,
+    logits_of,
+    record,
+)
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.nearest import NearestMeans
 from classgrad.networks.network import Network
@@ -100,12 +107,10 @@ class ICaRL(Distilled):
         ask = partial(record, net, generator=seeds.generator(net.seed, "answers", task.id))
         kept = list(zip(self._exemplars, self._transforms, strict=False))
         if net.shared_head:  # new images have their labels; see the top of the file
-            own = enumerate(kept)
-            self._exemplar_answers = [ask(*with_transform, tasks=[k]) for k, with_transform in own]
+            self._exemplar_answers = [ask(*part, tasks=[k]) for k, part in enumerate(kept)]
         else:
-            old = range(task.id)
-            self._answers = ask(task.train, task.transform, tasks=old)
-            self._exemplar_answers = [ask(*with_transform, tasks=old) for with_transform in kept]
+            self._answers = ask(task.train, task.transform, tasks=range(task.id))
+            self._exemplar_answers = [ask(*part, tasks=range(task.id)) for part in kept]
 
     def loss(self, net: Network, step: Step) -> Tensor:
         """Return ℓ, averaged over the batch and the exemplars of this step."""
@@ -188,19 +193,7 @@ def all_outputs(net: Network, x: Tensor, task: int, new: Tensor, answers: Tensor
     """
     features = net.embed(x, task)
     own = net.heads[task](features)
-    if answers is None:
-        return cross_entropies(own, new)
-    old = torch.cat(logits_of(net, x, range(task), features), dim=1)
-    return cross_entropies(own, new) + drift(old, answers)
-
-
-def drift(logits: Tensor, answers: Tensor) -> Tensor:
-    """Return the loss with the recorded answers for targets, less what it was when recorded."""
-    targets = answers.sigmoid()
-    return cross_entropies(logits, targets) - cross_entropies(answers, targets)
-
-
-def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross-entropy of (n x outputs), summed over outputs and averaged over rows."""
-    total = functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
-    return total / len(logits)
+    wrong = cross_entropies(own, new)
+    if answers is not None:
+        wrong = wrong + drift(torch.cat(logits_of(net, x, range(task), features), 1), answers)
+    return wrong

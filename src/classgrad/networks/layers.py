@@ -1,5 +1,7 @@
 """Layers with one thing PyTorch's lack: BatchNorm per task, and dropout from a passed generator."""
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -21,9 +23,9 @@ class PerTask(nn.Module):
 
     task: int = 0
 
+    @abstractmethod
     def add_task(self) -> None:
         """Make room for one more task, and select it."""
-        raise NotImplementedError
 
     @property
     def task_dependent(self) -> bool:
