@@ -70,6 +70,8 @@ class Run:
         self.method = plan.method.replace()
         options = plan.network_options.model_dump()
         net = networks.build(plan.network, stream.input_shape, plan.seed, **options)
+        self.trunk_size = sum(p.numel() for p in net.trunk.parameters())
+        self.embedding = net.embedding
         net.add_task(stream[0].classes)
         self.net: Network = self.method.wrap(net, stream, plan.seed)
         self.judge = Judge()
@@ -173,11 +175,20 @@ class Run:
         record.classes = self.class_results()
         record.memory_bytes = self.method.memory_bytes()
         record.parameters = sum(p.numel() for p in self.net.parameters())
+        stored = self.method.stored_parameters(self.net)
+        record.capacity = 100 * stored / self.base_parameters()
         layers = {layer.name: layer for layer in record.layers}
         for room in self.method.room():
             layer = layers.setdefault(room.name, Layer(name=room.name, dimension=room.dimension))
             layer.ranks.append(room.rank)
         record.layers = list(layers.values())
+
+    def base_parameters(self) -> int:
+        """Return the parameters of the network as it was built, with heads for the tasks so far."""
+        classes = [task.classes for task in self.stream][: len(self.scores)]
+        if self.plan.network_options.heads == "shared":
+            classes = classes[:1]
+        return self.trunk_size + self.embedding * sum(classes)
 
     def matrix(self, kind: str) -> Tensor:
         """Return one kind of accuracy as A[i, j], so far; NaN where nothing was measured."""

@@ -19,9 +19,11 @@ from classgrad.methods.mas import MAS
 from classgrad.methods.multitask import Multitask
 from classgrad.methods.ogd import OGD
 from classgrad.methods.owm import OWM
+from classgrad.methods.pgn import PGN
 from classgrad.methods.projected import Projected
 from classgrad.methods.sgp import SGP
 from classgrad.methods.si import SI
+from classgrad.methods.stl import STL
 from classgrad.methods.trgp import TRGP
 
 METHODS: dict[str, type[Method]] = {
@@ -43,6 +45,8 @@ METHODS: dict[str, type[Method]] = {
         AGEM,
         GEM,
         ICaRL,
+        PGN,
+        STL,
         Finetune,
         Multitask,
     )
@@ -61,8 +65,10 @@ __all__ = [
     "METHODS",
     "OGD",
     "OWM",
+    "PGN",
     "SGP",
     "SI",
+    "STL",
     "TRGP",
     "Finetune",
     "ICaRL",

@@ -107,6 +107,10 @@ class Method(Settings):
         """Return how much of each layer is protected."""
         return []
 
+    def stored_parameters(self, net: Network) -> int:
+        """Return how many parameters are kept for all tasks, heads included; zeros do not count."""
+        return sum(int(parameter.count_nonzero()) for parameter in net.parameters())
+
     def memory_bytes(self) -> int:
         """Return the bytes of what is kept between tasks, beside the network."""
         return sum(_nbytes(value) for value in self.state_dict().values())
