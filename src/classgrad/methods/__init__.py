@@ -4,6 +4,8 @@ from typing import Any
 
 from classgrad.errors import unknown
 from classgrad.methods.agem import AGEM
+from classgrad.methods.apd import APD
+from classgrad.methods.apd2 import APD2
 from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.methods.cgp import CGP
 from classgrad.methods.er import ER
@@ -36,6 +38,8 @@ METHODS: dict[str, type[Method]] = {
         OWM,
         OGD,
         HAT,
+        APD,
+        APD2,
         EWC,
         SI,
         MAS,
@@ -54,6 +58,8 @@ METHODS: dict[str, type[Method]] = {
 
 __all__ = [
     "AGEM",
+    "APD",
+    "APD2",
     "CGP",
     "ER",
     "EWC",
