@@ -8,6 +8,7 @@ from classgrad.methods.apd import APD
 from classgrad.methods.apd2 import APD2
 from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.methods.cgp import CGP
+from classgrad.methods.den import DEN
 from classgrad.methods.er import ER
 from classgrad.methods.ewc import EWC
 from classgrad.methods.finetune import Finetune
@@ -23,6 +24,7 @@ from classgrad.methods.ogd import OGD
 from classgrad.methods.owm import OWM
 from classgrad.methods.pgn import PGN
 from classgrad.methods.projected import Projected
+from classgrad.methods.rcl import RCL
 from classgrad.methods.sgp import SGP
 from classgrad.methods.si import SI
 from classgrad.methods.stl import STL
@@ -51,6 +53,8 @@ METHODS: dict[str, type[Method]] = {
         ICaRL,
         PGN,
         STL,
+        DEN,
+        RCL,
         Finetune,
         Multitask,
     )
@@ -61,6 +65,7 @@ __all__ = [
     "APD",
     "APD2",
     "CGP",
+    "DEN",
     "ER",
     "EWC",
     "GEM",
@@ -72,6 +77,7 @@ __all__ = [
     "OGD",
     "OWM",
     "PGN",
+    "RCL",
     "SGP",
     "SI",
     "STL",
