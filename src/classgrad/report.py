@@ -215,7 +215,7 @@ def room_table(record: RunRecord) -> Table:
     """Return how many directions of each layer are taken, after up to eight of the tasks."""
     count = max(len(layer.ranks) for layer in record.layers)
     shown = sorted({round(i * (count - 1) / 7) for i in range(8)})
-    table = _table("directions (hat: units) taken after task", count <= 5)
+    table = _table("room taken after task", count <= 5)
     table.add_column("layer", no_wrap=True)
     table.add_column("of", justify="right")
     for number_of_task in shown:
