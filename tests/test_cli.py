@@ -87,7 +87,7 @@ def test_show_repeats_what_run_printed(call, tmp_path):
 
 
 WRONG = {
-    "unknown method": (["run", "-m", "cpg"], "unknown method 'cpg': did you mean 'cgp'?"),
+    "unknown method": (["run", "-m", "cgpp"], "unknown method 'cgpp': did you mean 'cgp'?"),
     "no method": (["run", "-m", ","], "names no method"),
     "unknown benchmark": (["run", "permuted-digit"], "did you mean 'permuted-digits'?"),
     "unknown network": (["run", "--network", "alexnet"], "did you mean 'alexnet5'?"),

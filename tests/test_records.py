@@ -78,3 +78,10 @@ def test_broken_records_are_refused_in_one_line(tmp_path, text, message):
 def test_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="no run at"):
         RunRecord.load(tmp_path / "none")
+
+
+def test_records_from_before_capacity_was_counted_load(record, tmp_path):
+    data = json.loads(record.save(tmp_path).read_text())
+    assert data.pop("capacity") == 100
+    (tmp_path / "record.json").write_text(json.dumps(data))
+    assert RunRecord.load(tmp_path).capacity is None

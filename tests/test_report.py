@@ -149,3 +149,21 @@ def test_runs_on_several_benchmarks_with_several_seeds_fit_a_terminal(records):
     assert "…" not in shown
     for word in (*names, "multitask", "123.5 MB"):
         assert word in shown
+
+
+def test_capacity_is_shown_where_a_network_grew_and_fits_a_terminal(records):
+    assert "capacity" not in text(report.comparison(records))
+    assert "capacity" not in report.markdown(records)
+    old = records[0].model_copy(update={"capacity": None, "memory_bytes": 123_456_789})
+    grown = records[1].model_copy(update={"capacity": 271.4})
+    several = [r.model_copy(update={"seed": seed}) for r in (old, grown) for seed in (1, 12)]
+    one = [old, grown]
+    for table in (report.comparison(one), report.comparison(several), report.means(several)):
+        shown = text(table)
+        assert max(len(line) for line in shown.splitlines()) <= 80
+        assert "…" not in shown
+        assert "271 %" in shown
+        assert "capacity" in shown
+    head, _, *lines = report.markdown(several).splitlines()
+    assert head.endswith("| memory | capacity |")
+    assert {line.split(" | ")[-1] for line in lines} == {"271 % |", "- |"}

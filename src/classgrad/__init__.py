@@ -9,7 +9,10 @@ __version__ = "0.1.0"
 # the command line's help do not wait for torch.
 _HOMES = {
     "AGEM": "methods",
+    "APD": "methods",
+    "APD2": "methods",
     "CGP": "methods",
+    "DEN": "methods",
     "ER": "methods",
     "EWC": "methods",
     "Finetune": "methods",
@@ -25,9 +28,12 @@ _HOMES = {
     "Multitask": "methods",
     "OGD": "methods",
     "OWM": "methods",
+    "PGN": "methods",
+    "RCL": "methods",
     "RunRecord": "records",
     "SGP": "methods",
     "SI": "methods",
+    "STL": "methods",
     "Split": "tasks",
     "TRGP": "methods",
     "Task": "tasks",

@@ -80,6 +80,7 @@ class RunRecord(BaseModel):
     seconds: Seconds = Field(default_factory=Seconds)
     memory_bytes: int = 0
     parameters: int = 0
+    capacity: float | None = None  # stored parameters, per cent of the base network's with heads
     versions: dict[str, str] = Field(default_factory=dict)
     complete: bool = False
 

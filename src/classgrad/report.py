@@ -18,16 +18,14 @@ def comparison(records: Sequence[RunRecord]) -> Table:
     seeds = list(dict.fromkeys(f"seed {record.seed}" for record in records))
     common = [*(streams if len(streams) == 1 else []), *(seeds if len(seeds) == 1 else [])]
     title = ", ".join(common)
-    table = _table(title, framed=len(common) == 2)
+    grown = any(_has_grown(record) for record in records)
+    table = _table(title, framed=len(common) == 2 and not grown)
     table.add_column("method", no_wrap=True)
     if len(streams) > 1:
         table.add_column("benchmark", no_wrap=True)
     if len(seeds) > 1:
         table.add_column("seed", justify="right")
-    headings = (
-        Summary.FIGURES if common else ("ACC %", "BWT", "conf.", "proto.", "seconds", "memory")
-    )
-    for heading in headings:
+    for heading in headings(grown, short=not common):
         table.add_column(heading, justify="right", no_wrap=not common)
     if not common:
         table.caption = "conf., proto.: ACC without the task, by confidence and by prototypes"
@@ -42,8 +40,26 @@ def comparison(records: Sequence[RunRecord]) -> Table:
             number(record.average_accuracy_task_free_prototypes),
             f"{record.seconds.total:.1f}",
             size(record.memory_bytes),
+            *([capacity([record])] if grown else []),
         )
     return table
+
+
+def headings(grown: bool, short: bool = False) -> tuple[str, ...]:
+    """Return what is over the figures: capacity only where some network has grown or shrunk."""
+    task_free = ("conf.", "proto.") if short else ("no task: conf.", "no task: proto.")
+    usual = ("ACC %", "BWT", *task_free, "seconds", "memory")
+    return (*usual, "size" if short else "capacity") if grown else usual
+
+
+def capacity(records: Sequence[RunRecord]) -> str:
+    """Return the mean of the stored parameters, per cent of the base network's."""
+    known = [record.capacity for record in records if record.capacity is not None]
+    return f"{statistics.mean(known):.0f} %" if known else "-"
+
+
+def _has_grown(record: RunRecord) -> bool:
+    return record.capacity is not None and round(record.capacity) != 100
 
 
 @dataclass(frozen=True)
@@ -59,13 +75,12 @@ class Summary:
     nearest: str
     seconds: str
     memory: str
+    capacity: str
 
-    FIGURES = ("ACC %", "BWT", "no task: conf.", "no task: proto.", "seconds", "memory")
-
-    def figures(self) -> list[str]:
+    def figures(self, grown: bool) -> list[str]:
         """Return what belongs under the headings."""
         measured = [self.accuracy, self.transfer, self.confident, self.nearest]
-        return [*measured, self.seconds, self.memory]
+        return [*measured, self.seconds, self.memory, *([self.capacity] if grown else [])]
 
 
 def summaries(records: Sequence[RunRecord]) -> list[Summary]:
@@ -85,6 +100,7 @@ def summaries(records: Sequence[RunRecord]) -> list[Summary]:
             nearest=_spread([r.average_accuracy_task_free_prototypes for r in group]),
             seconds=f"{statistics.mean(r.seconds.total for r in group):.1f}",
             memory=size(round(statistics.mean(r.memory_bytes for r in group))),
+            capacity=capacity(group),
         )
         for group in groups.values()
     ]
@@ -119,11 +135,12 @@ def means(records: Sequence[RunRecord]) -> Table:
     table.add_column("method")
     if len(streams) > 1:
         table.add_column("benchmark")
-    for heading in Summary.FIGURES:
+    grown = any(_has_grown(record) for record in records)
+    for heading in headings(grown):
         table.add_column(heading, justify="right")
     for summary in found:
         stream = [summary.benchmark] if len(streams) > 1 else []
-        table.add_row(summary.method, *stream, *summary.figures())
+        table.add_row(summary.method, *stream, *summary.figures(grown))
     return table
 
 
@@ -136,10 +153,12 @@ def markdown(records: Sequence[RunRecord]) -> str:
     found = sorted(summaries(records), key=rank)
     several = len({summary.benchmark for summary in found}) > 1
     first = ["method", "benchmark"] if several else ["method"]
-    lines = [[*first, *Summary.FIGURES], ["---"] * len(first) + ["---:"] * len(Summary.FIGURES)]
+    grown = any(_has_grown(record) for record in records)
+    figures = headings(grown)
+    lines = [[*first, *figures], ["---"] * len(first) + ["---:"] * len(figures)]
     for summary in found:
         stream = [summary.benchmark] if several else []
-        lines.append([summary.method, *stream, *summary.figures()])
+        lines.append([summary.method, *stream, *summary.figures(grown)])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 

@@ -1,9 +1,11 @@
 """A whole run: the tasks of a stream one after another, measured after each, and its record."""
 
+import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,12 @@ from torch import Tensor
 from classgrad import benchmarks, metrics, networks, seeds
 from classgrad.errors import UserError
 from classgrad.evaluation import Judge, Score, accuracy, evaluate
-from classgrad.methods.base import Method
+from classgrad.methods.base import Fit, Method
 from classgrad.networks.network import Network
 from classgrad.plan import Plan, make_plan
 from classgrad.records import ClassResult, Layer, RunRecord, rows, versions
 from classgrad.tasks import Task, TaskStream
-from classgrad.training import LossNotFinite, Observer, fit
+from classgrad.training import LossNotFinite, Observer, Progress, fit
 
 
 def run(
@@ -70,6 +72,8 @@ class Run:
         self.method = plan.method.replace()
         options = plan.network_options.model_dump()
         net = networks.build(plan.network, stream.input_shape, plan.seed, **options)
+        self.trunk_size = sum(p.numel() for p in net.trunk.parameters())
+        self.embedding = net.embedding
         net.add_task(stream[0].classes)
         self.net: Network = self.method.wrap(net, stream, plan.seed)
         self.judge = Judge()
@@ -107,18 +111,7 @@ class Run:
             self.measure_ahead(number)
         self.method.begin_task(self.net, task)
         with self.clock("train"):
-            self.method.fit_task(
-                self.net,
-                task,
-                lambda tasks: fit(
-                    self.net,
-                    self.method,
-                    tasks,
-                    self.plan.training,
-                    seed=seed,
-                    observer=self.observer,
-                ),
-            )
+            self.method.fit_task(self.net, task, self.fits(self.method.rounds(task)))
         with self.clock("memory"):
             self.method.end_task(self.net, task, seeds.generator(seed, "samples", number))
         self.method.close()
@@ -130,6 +123,26 @@ class Run:
             task_free = last or self.plan.training.task_free == "every"
             self.scores.append([self.score(j, task_free) for j in seen])
         self.summarise()
+
+    def fits(self, rounds: int) -> Fit:
+        """Return the training loop, which a method may run up to `rounds` times for a task."""
+        done = itertools.count()
+
+        def once(tasks: Sequence[Task], epochs: int | None = None) -> None:
+            training, number = self.plan.training, next(done)
+            if epochs is not None:
+                training = training.replace(epochs=epochs)
+
+            def whole(at: Progress) -> None:
+                """Say where the whole task stands, not this round of it."""
+                assert self.observer is not None
+                passed = min(number, rounds - 1) * at.steps + at.step
+                self.observer(replace(at, step=passed, steps=rounds * at.steps))
+
+            observer = whole if self.observer else None
+            fit(self.net, self.method, tasks, training, seed=self.plan.seed, observer=observer)
+
+        return once
 
     def learnt_now(self, task: Task, last: bool) -> Sequence[Task]:
         """Return the tasks the network knows since this one: all at the end of a joint method."""
@@ -173,11 +186,20 @@ class Run:
         record.classes = self.class_results()
         record.memory_bytes = self.method.memory_bytes()
         record.parameters = sum(p.numel() for p in self.net.parameters())
+        stored = self.method.stored_parameters(self.net)
+        record.capacity = 100 * stored / self.base_parameters()
         layers = {layer.name: layer for layer in record.layers}
         for room in self.method.room():
             layer = layers.setdefault(room.name, Layer(name=room.name, dimension=room.dimension))
             layer.ranks.append(room.rank)
         record.layers = list(layers.values())
+
+    def base_parameters(self) -> int:
+        """Return the parameters of the network as it was built, with heads for the tasks so far."""
+        classes = [task.classes for task in self.stream][: len(self.scores)]
+        if self.plan.network_options.heads == "shared":
+            classes = classes[:1]
+        return self.trunk_size + self.embedding * sum(classes)
 
     def matrix(self, kind: str) -> Tensor:
         """Return one kind of accuracy as A[i, j], so far; NaN where nothing was measured."""

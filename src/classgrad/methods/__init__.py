@@ -4,8 +4,11 @@ from typing import Any
 
 from classgrad.errors import unknown
 from classgrad.methods.agem import AGEM
+from classgrad.methods.apd import APD
+from classgrad.methods.apd2 import APD2
 from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.methods.cgp import CGP
+from classgrad.methods.den import DEN
 from classgrad.methods.er import ER
 from classgrad.methods.ewc import EWC
 from classgrad.methods.finetune import Finetune
@@ -19,9 +22,12 @@ from classgrad.methods.mas import MAS
 from classgrad.methods.multitask import Multitask
 from classgrad.methods.ogd import OGD
 from classgrad.methods.owm import OWM
+from classgrad.methods.pgn import PGN
 from classgrad.methods.projected import Projected
+from classgrad.methods.rcl import RCL
 from classgrad.methods.sgp import SGP
 from classgrad.methods.si import SI
+from classgrad.methods.stl import STL
 from classgrad.methods.trgp import TRGP
 
 METHODS: dict[str, type[Method]] = {
@@ -43,6 +49,12 @@ METHODS: dict[str, type[Method]] = {
         AGEM,
         GEM,
         ICaRL,
+        PGN,
+        DEN,
+        RCL,
+        APD,
+        APD2,
+        STL,
         Finetune,
         Multitask,
     )
@@ -50,7 +62,10 @@ METHODS: dict[str, type[Method]] = {
 
 __all__ = [
     "AGEM",
+    "APD",
+    "APD2",
     "CGP",
+    "DEN",
     "ER",
     "EWC",
     "GEM",
@@ -61,8 +76,11 @@ __all__ = [
     "METHODS",
     "OGD",
     "OWM",
+    "PGN",
+    "RCL",
     "SGP",
     "SI",
+    "STL",
     "TRGP",
     "Finetune",
     "ICaRL",

@@ -1,8 +1,8 @@
 """The protocol of a method. Its defaults are finetuning: learn each task, protect nothing."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from pydantic import ConfigDict
@@ -48,7 +48,11 @@ class LayerRoom:
     rank: int
 
 
-Fit = Callable[[Sequence[Task]], None]
+class Fit(Protocol):
+    """The training loop: over these tasks, for so many epochs instead of those of the settings."""
+
+    def __call__(self, tasks: Sequence[Task], epochs: int | None = None) -> None:
+        """Train."""
 
 
 class Method(Settings):
@@ -87,6 +91,10 @@ class Method(Settings):
         """Train on a task; `fit` runs the loop over the tasks it is given."""
         fit([task])
 
+    def rounds(self, task: Task) -> int:
+        """Return how often, at most, `fit_task` calls `fit`."""
+        return 1
+
     def loss(self, net: Network, step: Step) -> Tensor:
         """Return the loss of one batch."""
         return functional.cross_entropy(net(step.x, step.task.id), step.y)
@@ -106,6 +114,10 @@ class Method(Settings):
     def room(self) -> list[LayerRoom]:
         """Return how much of each layer is protected."""
         return []
+
+    def stored_parameters(self, net: Network) -> int:
+        """Return how many parameters are kept for all tasks, heads included; zeros do not count."""
+        return sum(int(parameter.count_nonzero()) for parameter in net.parameters())
 
     def memory_bytes(self) -> int:
         """Return the bytes of what is kept between tasks, beside the network."""

@@ -2,15 +2,13 @@
 
 from typing import Any
 
-import torch
-
 from classgrad import seeds
 from classgrad.errors import UserError, unknown
 from classgrad.networks.alexnet5 import AlexNet5
 from classgrad.networks.layers import Dropout, TaskBatchNorm
 from classgrad.networks.lenet5 import LeNet5
 from classgrad.networks.mlp import MLP
-from classgrad.networks.network import Network, global_chance_kept, initialise
+from classgrad.networks.network import Network, channels_last, global_chance_kept, initialise
 from classgrad.networks.options import NetworkSettings
 from classgrad.networks.resnet18 import ResNet18
 from classgrad.networks.trunk import Trunk
@@ -49,9 +47,6 @@ def build(name: str, input_shape: tuple[int, ...], seed: int = 1, **values: Any)
     with global_chance_kept():
         trunk = kind(input_shape, chosen)
     initialise(trunk, seeds.generator(seed, "trunk"), kind.scheme)
-    # A training step of AlexNet-5 takes 15 % less with channels last.
-    for weight in trunk.parameters():
-        if weight.dim() == 4:
-            weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+    channels_last(trunk)
     shared = chosen.heads == "shared"
     return Network(trunk, trunk.embedding, seed=seed, shared_head=shared)

@@ -74,7 +74,7 @@ class TaskBatchNorm(PerTask):
                 start = torch.full((self.channels,), value) if before is None else before.detach()
                 self.register_parameter(f"{kind}_{count}", nn.Parameter(start.clone()))
         if self.statistics == "stored":
-            like = self.get_parameter("scale_0").detach()
+            like = self.get_parameter(f"scale_{count if self.affine == 'task' else 0}").detach()
             self.register_buffer(f"mean_{count}", torch.zeros_like(like))
             self.register_buffer(f"variance_{count}", torch.ones_like(like))
         self.tasks += 1
@@ -85,13 +85,17 @@ class TaskBatchNorm(PerTask):
         """Whether tasks have statistics or parameters of their own."""
         return self.statistics == "stored" or self.affine == "task"
 
+    def scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        """Return those of the task at hand."""
+        own = self.task if self.affine == "task" else 0
+        return getattr(self, f"scale_{own}"), getattr(self, f"shift_{own}")
+
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each channel, then scale and shift it."""
-        own = self.task if self.affine == "task" else 0
-        scale, shift = getattr(self, f"scale_{own}"), getattr(self, f"shift_{own}")
+        scale, shift = self.scale_and_shift()
         stored = self.statistics == "stored"
         from_batch = self.training or not stored
-        if from_batch and x.numel() == self.channels:
+        if from_batch and x.numel() == len(scale):
             raise UserError(
                 "batch normalisation needs more than one value per channel: a batch of one sample "
                 "has no statistics; use larger batches or norm=stored"

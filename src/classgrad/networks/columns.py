@@ -1,0 +1,248 @@
+"""Trunks that keep a column of layers for each task: apart, or with lateral connections."""
+
+import copy
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from classgrad import seeds
+from classgrad.errors import UserError
+from classgrad.networks.layers import PerTask, TaskBatchNorm
+from classgrad.networks.network import Network, channels_last, global_chance_kept, initialise
+from classgrad.networks.trunk import Trunk
+
+LARGEST_START = 0.1  # of the scalars a_j, which start small and different
+
+
+class Columns(PerTask):
+    """One trunk per task, each learnt with its own task and frozen when the next one comes.
+
+    A frozen column stays in evaluation mode: no dropout, and no batch counts for its statistics.
+    """
+
+    def __init__(self, first: nn.Module, seed: int, scheme: str) -> None:
+        super().__init__()
+        self.seed, self.scheme = seed, scheme
+        self.columns = nn.ModuleList([first])
+
+    def add_task(self) -> None:
+        """Freeze all columns, append a new one, and select it."""
+        self.columns.requires_grad_(False)
+        self.columns.append(self.another())
+        self.task = len(self.columns) - 1
+        self.train(self.training)
+
+    def another(self) -> nn.Module:
+        """Return a new column like the first one."""
+        chance = seeds.generator(self.seed, "trunk", len(self.columns))
+        return fresh(self.columns[0], chance, self.scheme)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the newest column; the others are always in evaluation mode."""
+        super().train(mode)
+        for column in list(self.columns)[:-1]:
+            column.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the column of the task at hand makes of its inputs."""
+        out: Tensor = self.columns[self.task](x)
+        return out
+
+
+class Joined(nn.Module):
+    """A layer of a column: W h, and once there are older columns U relu(V [a_1 h_1, a_2 h_2 ...]).
+
+    h is what comes to this layer, h_j what comes to the same layer of column j; V mixes channels at
+    each position. The columns of a pass run in order, and leave their h on a common board.
+    """
+
+    def __init__(self, name: str, layer: nn.Linear | nn.Conv2d, channels: int) -> None:
+        super().__init__()
+        self.name, self.own, self.channels = name, layer, channels
+        self.board: dict[str, list[Tensor]] = {}
+        self.older = 0
+
+    def listen(self, older: int, generator: torch.Generator, scheme: str) -> None:
+        """Connect the layer to this many older columns."""
+        self.older = older
+        weight = self.own.weight
+        with global_chance_kept():
+            self.v = nn.Linear(older * self.channels, self.channels, bias=False).to(weight)
+            self.u = like(self.own, weight.shape[1], weight.shape[0], bias=False).to(weight)
+        for part in (self.v, self.u):
+            initialise(part, generator, scheme)
+        channels_last(self.u)
+        start = LARGEST_START * torch.rand(older, generator=generator)
+        self.scalars = nn.Parameter(start.to(weight))
+
+    def lateral_parameters(self, older: int) -> int:
+        """Return how many parameters the connections to this many older columns have."""
+        return older + older * self.channels**2 + self.own.weight.numel() if older else 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output, before any norm."""
+        seen = self.board.setdefault(self.name, [])
+        out: Tensor = self.own(x)
+        if self.older:
+            out = out + self.u(functional.relu(self.mixed(seen)).reshape(x.shape))
+        seen.append(x)
+        return out
+
+    def mixed(self, seen: list[Tensor]) -> Tensor:
+        """Return V [a_1 h_1, a_2 h_2 ...]; inputs flattened from maps become maps again."""
+        # The scalars multiply V instead of the activations, which are more.
+        v = self.v.weight * self.scalars.repeat_interleave(self.channels)
+        if seen[0].dim() == 4:
+            return functional.conv2d(torch.cat(seen, dim=1), v[:, :, None, None])
+        maps = [h.unflatten(1, (self.channels, -1)) for h in seen]
+        return functional.conv1d(torch.cat(maps, dim=1), v[:, :, None])
+
+
+class Progressive(Columns):
+    """Columns with lateral connections to every layer but the first."""
+
+    def __init__(self, trunk: Trunk, share: float, seed: int) -> None:
+        column = narrow(trunk, share)
+        initialise(column, seeds.generator(seed, "trunk"), trunk.scheme)
+        channels_last(column)
+        widths = {wire.target: width(column, wire.layer) for wire in trunk.wiring()}
+        last = trunk.wiring()[-1]
+        embedding = trunk.embedding // width(trunk, last.layer) * widths[last.target]
+        for wire in trunk.wiring():
+            if wire.source is not None:
+                layer = column.get_submodule(wire.layer)
+                assert isinstance(layer, nn.Linear | nn.Conv2d)
+                replace(column, wire.layer, Joined(wire.layer, layer, widths[wire.source]))
+        super().__init__(column, seed, trunk.scheme)
+        self.embedding = embedding
+        self.board: dict[str, list[Tensor]] = {}
+        self._share_board(column)
+
+    def _share_board(self, column: nn.Module) -> list[Joined]:
+        found = [module for module in column.modules() if isinstance(module, Joined)]
+        for joined in found:
+            joined.board = self.board
+        return found
+
+    def another(self) -> nn.Module:
+        """Return a new column that listens to all others."""
+        column, older = super().another(), len(self.columns)
+        chance = seeds.generator(self.seed, "laterals", older)
+        for joined in self._share_board(column):
+            joined.listen(older, chance, self.scheme)
+        return column
+
+    def parameters_for(self, classes: list[int]) -> int:
+        """Return the parameters of columns for tasks with these numbers of classes, with heads."""
+        first = self.columns[0]
+        own = sum(p.numel() for p in first.parameters())
+        joined = [module for module in first.modules() if isinstance(module, Joined)]
+        laterals = sum(j.lateral_parameters(t) for t in range(len(classes)) for j in joined)
+        return own * len(classes) + laterals + self.embedding * sum(classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the columns up to that of the task at hand, and return what the last one makes."""
+        self.board.clear()
+        with torch.no_grad():  # they are frozen
+            for column in list(self.columns)[: self.task]:
+                column(x)
+        out: Tensor = self.columns[self.task](x)
+        self.board.clear()
+        return out
+
+
+class ColumnNetwork(Network):
+    """A network whose trunk is `Columns`: each task has a column and a head of its own."""
+
+    @classmethod
+    def of(cls, net: Network, columns: Columns, embedding: int) -> Self:
+        """Return a network of these columns, with new heads for the tasks that `net` has."""
+        made = cls(columns, embedding, seed=net.seed)
+        for task in range(len(net.heads)):
+            made.add_task(net.head_parameters(task)[0].shape[0])
+        return made.train(net.training)
+
+    def find_layers(self) -> None:
+        """Look up the layers; norms belong to one column, so that no task is told to them."""
+        super().find_layers()
+        self._per_task = [layer for layer in self._per_task if isinstance(layer, Columns)]
+
+    def add_task(self, classes: int) -> None:
+        """Append the column and the head of the next task."""
+        super().add_task(classes)
+        self.find_layers()
+
+
+def fresh(column: nn.Module, generator: torch.Generator, scheme: str) -> nn.Module:
+    """Return a column of the same layers that has learnt nothing."""
+    made = copy.deepcopy(column).requires_grad_(True)
+    for name, norm in list(made.named_modules()):
+        if isinstance(norm, TaskBatchNorm):
+            replace(made, name, norm_like(norm, norm.channels))
+    for parameter in made.parameters():
+        # Drawn in the usual order first, so that weights do not depend on how they lie in memory.
+        parameter.data = parameter.data.contiguous()
+    initialise(made, generator, scheme)
+    channels_last(made)
+    return made
+
+
+def narrow(trunk: Trunk, share: float) -> nn.Module:
+    """Return the layers of a trunk with this share of their units or channels, at least one."""
+    column = copy.deepcopy(trunk)
+    # Behind each ReLU: units or channels in the trunk, and here; inputs are as many in both.
+    widths: dict[str | None, tuple[int, int]] = {None: (1, 1)}
+    for wire in trunk.wiring():
+        layer = trunk.get_submodule(wire.layer)
+        if not isinstance(layer, nn.Linear | nn.Conv2d):
+            raise UserError(
+                f"layer '{wire.layer}' ({type(layer).__name__}) cannot be in a column of pgn, "
+                "which takes nn.Linear and nn.Conv2d: choose another network"
+            )
+        base = len(layer.weight)
+        units = max(1, round(share * base))
+        before, after = widths[wire.source]
+        inputs = layer.weight.shape[1] // before * after
+        made = like(layer, inputs, units, bias=layer.bias is not None)
+        replace(column, wire.layer, made.to(layer.weight))
+        if wire.norm is not None:
+            norm = trunk.get_submodule(wire.norm)
+            assert isinstance(norm, TaskBatchNorm)
+            replace(column, wire.norm, norm_like(norm, units))
+        widths[wire.target] = base, units
+    return column
+
+
+def width(model: nn.Module, name: str) -> int:
+    """Return the units or channels of a layer, by its name."""
+    return len(model.get_submodule(name).get_parameter("weight"))
+
+
+def like(
+    layer: nn.Linear | nn.Conv2d, inputs: int, outputs: int, *, bias: bool
+) -> nn.Linear | nn.Conv2d:
+    """Return a layer of the same kind with other widths."""
+    with global_chance_kept():
+        if isinstance(layer, nn.Linear):
+            return nn.Linear(inputs, outputs, bias=bias)
+        made = nn.Conv2d(inputs, outputs, 1, bias=bias, padding_mode=layer.padding_mode)
+        for name in ("kernel_size", "stride", "padding", "dilation"):
+            setattr(made, name, getattr(layer, name))
+        made._reversed_padding_repeated_twice = layer._reversed_padding_repeated_twice
+        made.weight = nn.Parameter(torch.zeros(outputs, inputs, *layer.kernel_size))
+        return made
+
+
+def norm_like(norm: TaskBatchNorm, channels: int) -> TaskBatchNorm:
+    """Return a new norm for one task, of the same kind."""
+    made = TaskBatchNorm(channels, norm.statistics, "first", norm.momentum, norm.eps)
+    return made.to(norm.get_parameter("scale_0"))
+
+
+def replace(model: nn.Module, name: str, layer: nn.Module) -> None:
+    """Put a layer in the place of the one of this name."""
+    path, _, label = name.rpartition(".")
+    setattr(model.get_submodule(path), label, layer)
