@@ -46,7 +46,7 @@ def test_every_recipe_resolves_for_every_method_and_benchmark(recipe, method, be
     ("arguments", "message"),
     [
         ({"benchmark": "permuted-digit"}, "did you mean 'permuted-digits'?"),
-        ({"method": "cpg"}, "did you mean 'cgp'?"),
+        ({"method": "cgpp"}, "did you mean 'cgp'?"),
         ({"network": "alexnet"}, "did you mean 'alexnet5'?"),
         ({"recipe": "fats"}, "did you mean 'fast'?"),
         ({"values": {"etta": 1}}, "did you mean 'eta'?"),

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from torch import nn
 
 from classgrad.networks.options import NetworkSettings
+from classgrad.networks.response import LocalResponseNorm
 from classgrad.networks.trunk import Trunk, output_size
 
 
@@ -25,7 +26,7 @@ class LeNet5(Trunk):
         for index, width in enumerate([20, 50], start=1):
             layers[f"conv{index}"] = nn.Conv2d(channels, width, 5, padding=2, bias=False)
             layers[f"relu{index}"] = nn.ReLU()
-            layers[f"lrn{index}"] = nn.LocalResponseNorm(4, alpha=0.001 / 9, beta=0.75, k=1)
+            layers[f"lrn{index}"] = LocalResponseNorm(4, alpha=0.001 / 9)
             layers[f"pool{index}"] = nn.MaxPool2d(3, stride=2, padding=1)
             channels = width
         layers["flat"] = nn.Flatten()
