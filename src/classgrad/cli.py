@@ -65,6 +65,9 @@ def run(
     data_dir: Annotated[
         Path | None, typer.Option(envvar="CLASSGRAD_DATA", help="Folder of the datasets.")
     ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile the network; rarely faster on a CPU.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the record and nothing else.")
     ] = False,
@@ -75,7 +78,7 @@ def run(
     from classgrad.report import draw_matrices
     from classgrad.runs import Run, load_stream, run_folder
 
-    values = parse_settings(settings or [])
+    values = {**parse_settings(settings or []), **({"compile": True} if compiled else {})}
     seeds = parse_seeds(seed)
     groups = [make_plans(benchmark, method, network, recipe, one, values) for one in seeds]
     folders = [run_folder(out, plan) for plans in groups for plan in plans]

@@ -57,16 +57,18 @@ class Controller(nn.Module):
             actions.append(int(torch.multinomial(logits.softmax(0), 1, generator=generator)))
         return actions
 
-    def log_probability(self, actions: list[int]) -> Tensor:
+    def log_probability(self, actions: list[int], states: Tensor | None = None) -> Tensor:
         """Return the logarithm of the odds of these choices, one number for each."""
-        logs = self.odds(self.states(actions)).log_softmax(1)
+        logs = self.odds(self.states(actions) if states is None else states).log_softmax(1)
         found: Tensor = logs[torch.arange(len(actions)), torch.tensor(actions)]
         return found
 
     def loss(self, actions: list[int], reward: float) -> Tensor:
         """Return -Σ (R - V) log π, V the critic's value, with the critic's squared error."""
-        values = self.critic(self.states(actions).detach())[:, 0]
-        policy: Tensor = -((reward - values.detach()) * self.log_probability(actions)).sum()
+        states = self.states(actions)
+        values = self.critic(states.detach())[:, 0]
+        logs = self.log_probability(actions, states)
+        policy: Tensor = -((reward - values.detach()) * logs).sum()
         return policy + functional.mse_loss(values, torch.full_like(values, reward))
 
     def learn(self, actions: list[int], reward: float) -> None:

@@ -1,6 +1,7 @@
 """APD against its loss, minimised slowly; its parts, its zeros, and old tasks that stay."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -342,6 +343,22 @@ def test_what_else_is_shared_stays_as_the_first_task_left_it(norm, affine):
     fit(running.net, running.method, [STREAM[1]], running.plan.training, seed=1)
     running.method.end_task(running.net, STREAM[1], None)
     assert 0 < (running.net.eval()(x, 0).detach() - before).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("name", ["apd", "apd2"])
+def test_capacity_of_a_run_and_the_usual_threshold(name):
+    running = start(name, width=6, sparsity=0.01)
+    record = running.go()
+    stored = sum(int((p != 0).sum()) for p in running.net.parameters())
+    small, parts = math.inf, 0
+    for layer in running.method.layers.values():
+        for part in layer.own:
+            parts += len(part.value)
+            small = min([small, *part.value.abs().tolist()])
+    assert parts > 0
+    assert 0.01 < small < 0.1
+    base = 16 * 6 + 6 * 6 + 3 * 2 * 6
+    assert record.capacity == pytest.approx(100 * (stored + parts) / base)
 
 
 def test_capacity_counted_by_hand():

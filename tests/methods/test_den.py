@@ -12,6 +12,7 @@ from classgrad.errors import UserError
 from classgrad.methods import DEN
 from classgrad.methods.units import (
     drop_zeros,
+    loss_of,
     reached,
     shrink_groups,
     soft_threshold,
@@ -147,7 +148,7 @@ def test_selection_equals_a_search_unit_by_unit(network, stream, share):
 def two_islands():
     """Two networks beside each other in one: old tasks use units 0-2, the new one 3-5."""
     net = growing(width=6).float()
-    method = DEN(split_threshold=1e9, expansion=0, l1=0.0)
+    method = DEN(split_threshold=1e9, expansion=0, l1=0.0, group_lasso=0.0)
     method.wrap(net, FLAT, 1)
     with torch.no_grad():
         net.trunk.fc2.weight[:3, 3:] = net.trunk.fc2.weight[3:, :3] = 0
@@ -275,7 +276,92 @@ def test_penalties_in_selective_retraining_have_the_gradient_of_their_formula():
     torch.testing.assert_close(weight.grad, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_the_first_task_and_new_heads_get_exact_zeros():
+def rounds_of(**values):
+    """Learn the first task, then yield around every round of the second: its name, and when done.
+
+    What comes with it are copies of the weights and of the masks before the round.
+    """
+    options = {**QUICK, "width": 8, "loss_threshold": 0.0, "split_threshold": 0.001}
+    options |= {"group_lasso": 0.01, "l1": 0.001}
+    running = Run(make_plan(FLAT, "den", values={**options, **values}), FLAT)
+    running.learn(0)
+    first = {n: p.detach().clone() for n, p in running.net.named_parameters()}
+    running.net.add_task(2)
+    running.method.begin_task(running.net, FLAT[1])
+    fit = running.fits(4)
+    while running.method._round != "done":
+        masks = {name: mask.clone() for name, mask in running.method._free.items()}
+        before = {n: p.detach().clone() for n, p in running.net.named_parameters()}
+        fit([FLAT[1]])
+        yield running, first, masks, before
+        running.method._next_round(running.net, FLAT[1])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"momentum": 0.9},
+        {"optimizer": "adamw", "weight_decay": 0.1, "learning_rate": 0.01},
+        {"momentum": 0.9, "batch_norm": True, "norm": "stored"},
+    ],
+)
+def test_each_round_moves_what_is_its_own_and_nothing_else(values):
+    names = []
+    for running, first, masks, before in rounds_of(**values):
+        names.append(running.method._round)
+        now = dict(running.net.named_parameters())
+        moved = {name for name in now if not torch.equal(now[name], before[name])}
+        assert "heads.1.weight" in moved
+        for name in moved:
+            assert torch.equal(now[name][~masks[name]], before[name][~masks[name]]), name
+        if names[-1] == "head":
+            assert not {name for name in moved if name.startswith("trunk.fc")}
+        else:
+            assert {"trunk.fc1.weight", "trunk.fc2.weight"} <= moved
+        if names[-1] in ("expanded", "split"):
+            for name in ("trunk.fc1.weight", "trunk.fc2.weight"):
+                part = tuple(slice(size) for size in first[name].shape)
+                assert not masks[name][part].any()
+        if names[-1] == "split":  # the originals of copies were given their old weights back
+            rows = (now["trunk.fc2.weight"][:8, :8] == first["trunk.fc2.weight"]).all(1)
+            assert rows.any()
+    assert names == ["head", "selected", "expanded", "split"]
+
+
+def test_copies_are_drawn_to_the_old_weights():
+    for running, _first, _masks, _before in rounds_of():
+        method, net = running.method, running.net
+        if method._round != "split":
+            continue
+        method.l2 = 0.0
+        weight = net.trunk.fc2.weight
+        step = step_of(FLAT[1], torch.optim.SGD([weight], lr=0.1))
+        loss = method.loss(net, step)
+        (plain,) = torch.autograd.grad(loss, weight, retain_graph=True)
+        net.zero_grad()
+        loss.backward()
+        method.adjust_gradients(net, step)
+        drawn = method.drift * (weight.detach() - method._old["trunk.fc2.weight"])
+        assert drawn[method._free["trunk.fc2.weight"]].abs().max() > 1e-3
+        expected = (plain + drawn) * method._free["trunk.fc2.weight"]
+        torch.testing.assert_close(weight.grad, expected, rtol=1e-5, atol=1e-6)
+        return
+    pytest.fail("no round of splits")
+
+
+def test_what_is_trained_gets_exact_zeros_in_every_round():
+    seen = {}
+    for running, _first, masks, _before in rounds_of(l1=0.4):
+        for name, mask in masks.items():
+            if name.endswith("weight"):
+                free = running.net.get_parameter(name).detach()[mask]
+                seen[running.method._round, name] = 1 - int(free.count_nonzero()) / len(free)
+    assert seen["head", "heads.1.weight"] > 0.02
+    assert seen["selected", "trunk.fc2.weight"] > 0.02
+    assert max(seen.values()) < 0.99
+
+
+def test_the_first_task_gets_exact_zeros():
     running = Run(make_plan(FLAT, "den", values={**QUICK, "width": 8, "l1": 0.05}), FLAT)
     running.learn(0)
     for weight in (running.net.trunk.fc1.weight, running.net.heads[0].weight):
@@ -283,9 +369,60 @@ def test_the_first_task_and_new_heads_get_exact_zeros():
         assert 0.02 < share < 0.98
 
 
+def test_proximal_steps_are_as_long_as_the_rate():
+    net, method = growing(width=4), DEN(l1=0.5, group_lasso=3.0)
+    method.begin_task(net, FLAT[1])
+    method._next_round(net, FLAT[1])
+    before = width(net)
+    grow(net, dict.fromkeys(before, 1), chance())
+    method._round = "expanded"
+    method.set_free(net, {"trunk.fc2.weight": torch.ones_like(net.trunk.fc2.weight) > 0})
+    was = net.trunk.fc2.weight.detach().clone()
+    method.after_step(net, step_of(FLAT[1], torch.optim.SGD(net.parameters(), lr=0.1)))
+    softened = was.sign() * (was.abs() - 0.05).clamp(min=0)
+    torch.testing.assert_close(net.trunk.fc2.weight[:4], softened[:4])
+    length = softened[4].norm()
+    expected = softened[4] * max(0.0, 1 - 0.3 / float(length))
+    torch.testing.assert_close(net.trunk.fc2.weight[4], expected)
+
+
+def test_a_head_that_reaches_nothing_frees_nothing():
+    running = Run(make_plan(FLAT, "den", values={**QUICK, "width": 6, "expansion": 0}), FLAT)
+    running.learn(0)
+    first = {n: p.detach().clone() for n, p in running.net.trunk.named_parameters()}
+    running.net.add_task(2)
+    with torch.no_grad():
+        running.net.heads[1].weight.zero_()
+    running.method.begin_task(running.net, FLAT[1])
+    running.method._next_round(running.net, FLAT[1])
+    assert running.method._free == {}
+    running.method.fit_task(running.net, FLAT[1], running.fits(4))
+    assert running.method._round == "done"
+    for name, parameter in running.net.trunk.named_parameters():
+        assert torch.equal(parameter, first[name]), name
+
+
+def test_growth_is_judged_by_validation_data():
+    net = growing(width=4)
+    task = FLAT[1]
+    with torch.no_grad():
+        x = task.valid.unit_images(torch.arange(len(task.valid)), torch.float64)
+        logits = net(task.transform(x), 1)
+    expected = torch.nn.functional.cross_entropy(logits, task.valid.labels)
+    assert loss_of(net, task) == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_capacity_of_a_run_by_hand():
+    running = Run(make_plan(FLAT, "den", values={**QUICK, "width": 6, "l1": 0.05}), FLAT)
+    record = running.go()
+    stored = sum(int((p != 0).sum()) for p in running.net.parameters())
+    assert record.capacity == pytest.approx(100 * stored / (16 * 6 + 6 * 6 + 3 * 2 * 6))
+
+
 def test_units_are_added_only_above_the_threshold():
     for threshold, grown in ((math.inf, False), (0.0, True)):
         values = {**QUICK, "width": 8, "loss_threshold": min(threshold, 1e9), "splits": 0}
+        values["group_lasso"] = 0.01
         running = Run(make_plan(FLAT, "den", values=values), FLAT)
         running.learn(0)
         running.learn(1)
@@ -304,7 +441,7 @@ def test_progress_is_of_the_whole_task():
 
 @pytest.mark.parametrize("rounds", [0, 1, 2])
 def test_a_run_continues_from_the_middle_of_a_task(rounds):
-    values = {**QUICK, "width": 8, "batch_norm": True, "norm": "stored"}
+    values = {**QUICK, "width": 8, "batch_norm": True, "norm": "stored", "group_lasso": 0.01}
     one, two = (Run(make_plan(FLAT, "den", values=values), FLAT) for _ in range(2))
     one.learn(0)
     one.net.add_task(2)

@@ -1,5 +1,7 @@
 """Progressive networks: columns by the formula, old answers to the last bit, capacity by hand."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -234,6 +236,17 @@ def test_a_network_resumed_from_its_state_goes_on_alike():
     x = FLAT.test(1).unit_images(torch.arange(8), torch.float32)
     with torch.no_grad():
         assert torch.equal(left.net.eval()(x, 1), right.net.eval()(x, 1))
+    right.scores, right.judge = list(left.scores), copy.deepcopy(left.judge)
+    for run in (left, right):
+        run.learn(2)
+    for name, value in left.net.state_dict().items():
+        assert torch.equal(value, right.net.state_dict()[name]), name
+
+
+def test_a_capacity_that_cannot_be_reached_is_refused():
+    trunk = networks.build("mlp", (1, 4, 4), 1).trunk
+    with pytest.raises(UserError, match=r"columns of full width store .* not 5000 %"):
+        width_for(trunk, [2, 2], 5000)
 
 
 @pytest.mark.parametrize("width", [0, 1.5, -1])

@@ -14,7 +14,7 @@ from classgrad.networks.growing import units, width
 from classgrad.plan import make_plan
 from classgrad.runs import Run
 from classgrad.tasks import Split, TaskStream
-from streams import blobs
+from streams import blobs, step_of
 
 FLAT = blobs(tasks=3, classes=2, shape=(1, 4, 4), per_class=6)
 IMAGES = blobs(tasks=2, classes=2, shape=(1, 8, 8), per_class=6)
@@ -131,6 +131,7 @@ def test_the_child_with_the_best_reward_is_kept(monkeypatch):
     assert [t["reward"] for t in running.method._tried] == pytest.approx([0.5, 0.9, 0.7])
     more = [now - 6 for now in width(running.net).values()]
     assert more == running.method._tried[1]["actions"]
+    assert running.method.state_dict()["units"] == units(running.net)
     for name, value in running.net.state_dict().items():
         assert torch.equal(value, children[1][name]), name
 
@@ -147,6 +148,38 @@ def test_units_have_their_price(monkeypatch):
         assert one["reward"] == pytest.approx(1 - 0.01 * sum(one["actions"]))
     kept = sum(width(running.net).values()) - 12
     assert kept == min(sum(one["actions"]) for one in tried)
+
+
+def test_choices_go_from_none_to_the_largest():
+    running = start(largest=1, trials=12, child_epochs=1)
+    running.learn(0)
+    running.net.add_task(2)
+    running.method.begin_task(running.net, FLAT[1])
+    running.method.fit_task(running.net, FLAT[1], running.fits(12))
+    assert {a for tried in running.method._tried for a in tried["actions"]} == {0, 1}
+
+
+def test_what_a_child_trains_is_pulled_to_zero():
+    running = start(l2=0.7)
+    running.learn(0)
+    net, method = running.net, running.method
+    net.add_task(2)
+    method.begin_task(net, FLAT[1])
+    head = net.heads[1].weight
+    step = step_of(FLAT[1], torch.optim.SGD([head], lr=0.1))
+    loss = method.loss(net, step)
+    (plain,) = torch.autograd.grad(loss, head, retain_graph=True)
+    loss.backward()
+    method.adjust_gradients(net, step)
+    torch.testing.assert_close(head.grad, plain + 0.7 * head.detach())
+
+
+def test_capacity_of_a_run_by_hand():
+    running = start()
+    record = running.go()
+    stored = sum(int((p != 0).sum()) for p in running.net.parameters())
+    assert stored > 16 * 6 + 6 * 6 + 3 * 2 * 6
+    assert record.capacity == pytest.approx(100 * stored / (16 * 6 + 6 * 6 + 3 * 2 * 6))
 
 
 def test_parameters_counted_by_hand():

@@ -1,11 +1,15 @@
 """Single-task learning: every task as on its own, nothing forgotten, T times the capacity."""
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 
 from classgrad import networks
+from classgrad.errors import UserError
 from classgrad.methods import STL, Finetune
-from classgrad.networks.network import initialise
+from classgrad.networks.network import Network, global_chance_kept, initialise
 from classgrad.plan import make_plan
 from classgrad.runs import Run
 from classgrad.seeds import generator
@@ -79,3 +83,36 @@ def test_zeros_do_not_count():
     before = running.method.stored_parameters(running.net)
     running.net.trunk.fc1.weight.data[:10] = 0
     assert running.method.stored_parameters(running.net) == before - 10 * 64
+
+
+def test_layers_of_other_kinds_start_anew_too():
+    with global_chance_kept():
+        torch.manual_seed(1)
+        trunk = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.LayerNorm(5), nn.PReLU())
+        start = copy.deepcopy(trunk)
+        net = Network(trunk, 5)
+        net.add_task(2)
+    stacked = STL().wrap(net, FLAT, 1)
+    with torch.no_grad():
+        for parameter in stacked.parameters():
+            parameter.add_(1.0)
+    stacked.add_task(2)
+    first, second = stacked.trunk.columns
+    assert torch.equal(second[2].weight, start[2].weight)
+    assert torch.equal(second[3].weight, start[3].weight)
+    assert not torch.equal(second[1].weight, first[1].weight)
+
+
+def test_a_layer_that_cannot_start_anew_is_refused():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(5))
+
+    with global_chance_kept():
+        net = Network(nn.Sequential(nn.Flatten(), nn.Linear(16, 5), Own()), 5)
+        net.add_task(2)
+    stacked = STL().wrap(net, FLAT, 1)
+    with pytest.raises(UserError, match=r"layer '2' \(Own\) cannot be made anew") as caught:
+        stacked.add_task(2)
+    assert "\n" not in str(caught.value)

@@ -15,9 +15,9 @@ k-means is Lloyd's, from k tasks drawn at random, in at most 100 rounds. It need
 products of the parts with each other: the squared distance of part i to the mean of group G is
 P_ii - 2 mean_{j in G} P_ij + mean_{j,l in G} P_jl, with P_ij the product of τ_i and τ_j.
 
-Differences from the released code: as for APD. Choices of ours: how common parts enter a later
-grouping, the start of k-means, and that a task learnt after a grouping has only its own part until
-the next.
+Differences from the released code: as for APD; k is rounded, there cut off, and k-means always
+starts anew, there also from the centres it had. A task learnt after a grouping has only its own
+part until the next.
 """
 
 from collections.abc import Sequence
@@ -90,8 +90,8 @@ def products(parts: Sequence[Sparse], like: Tensor) -> Tensor:
     found = torch.zeros(len(parts), len(parts), dtype=torch.float64)
     for i, left in enumerate(parts):
         flat = left.dense(like).flatten().double()
-        for j, right in enumerate(parts):
-            found[i, j] = flat.index_select(0, right.index) @ right.value.double()
+        for j, right in enumerate(parts[: i + 1]):
+            found[i, j] = found[j, i] = flat.index_select(0, right.index) @ right.value.double()
     return found
 
 

@@ -1,9 +1,10 @@
 """Dynamically Expandable Networks (Yoon, Yang, Lee, Hwang; ICLR 2018).
 
-First task.  All weights are learnt with an L1 penalty μ: after every step of the optimiser, at rate
-r, w <- sign(w) max(|w| - r μ, 0), which leaves exact zeros. Later tasks have up to four rounds:
+In every round what is trained has an L1 penalty μ: after every step of the optimiser, at rate r,
+w <- sign(w) max(|w| - r μ, 0), which leaves exact zeros. In the first task that is everything.
+Later tasks have up to four rounds:
 
-1. Head.  Only the new head is learnt, with L1, on the features there are.
+1. Head.  Only the new head is learnt, on the features there are.
 2. Selective retraining.  From the head's non-zero weights down, breadth first, the units that are
    reached through non-zero weights make a sub-network. Only what connects them is trained, with the
    penalty λ₂/2 ||W||² + λ/2 ||W - W_before||², by its gradient.
@@ -14,6 +15,8 @@ r, w <- sign(w) max(|w| - r μ, 0), which leaves exact zeros. Later tasks have u
    copied, at most `splits` of a layer, the farthest first. The old unit gets its old weights back,
    the copy is trained further, with the penalty λ/2 to the old weights.
 
+The pull λ₂/2 ||W||² is on all that is trained in rounds 2 to 4.
+
 Timestamps: a task uses only the units there were when it was learnt.
 
 Choices of ours: every round has the epochs of the settings. New units start with outgoing weights
@@ -22,9 +25,12 @@ weight that starts at zero. The head is free in all rounds but the second, as no
 The rate r is the optimiser's, without regard to momentum.
 
 Differences from the released code: softmax and cross-entropy instead of a sigmoid for each class;
-the breadth-first search begins at all outputs (the code: at the first), and the farthest units are
-split (the code: the nearest above σ). The code has Linear layers only; here a unit may be a filter,
-and with BatchNorm a unit's scale and shift are trained, grouped, restored and copied with it.
+the breadth-first search begins at all outputs (the code: at the first), the farthest units are
+split (the code: the nearest above σ), also in tasks that added none. Its proximal steps subtract μ
+and λ_g themselves, at rate 1e-3; here they are multiplied by the rate, so the defaults are a
+thousand times its values. It compares the loss of its last batch with τ, and gives round 1 a tenth
+of the steps. It has Linear layers only; here a unit may be a filter, and with BatchNorm a unit's
+scale and shift are trained, grouped, restored and copied with it.
 """
 
 from typing import Any, ClassVar
@@ -64,10 +70,10 @@ class DEN(Expanding):
     }
     free_start: ClassVar[bool] = False
 
-    l1: float = Field(1e-5, ge=0, description="L1 penalty of the first task and of new heads (μ)")
+    l1: float = Field(0.01, ge=0, description="L1 penalty of what is trained (μ)")
     l2: float = Field(1e-4, ge=0, description="pull of retrained weights to zero")
     drift: float = Field(0.5, ge=0, description="pull of retrained weights to their old values (λ)")
-    group_lasso: float = Field(1e-3, ge=0, description="price of a new unit's norm")
+    group_lasso: float = Field(1.0, ge=0, description="price of a new unit's norm")
     loss_threshold: float = Field(0.01, ge=0, description="add units above this loss (τ)")
     expansion: int = Field(10, ge=0, description="units added to each layer (k)")
     split_threshold: float = Field(0.05, ge=0, description="copy units that moved farther (σ)")
@@ -83,8 +89,9 @@ class DEN(Expanding):
         if self._task == task.id:
             return
         self._task, self._round, self._before = task.id, "head" if task.id else "first", width(net)
-        self._old = {f"trunk.{n}": p.detach().clone() for n, p in net.trunk.named_parameters()}
-        self.set_free(net, newest_own(net) if task.id else {})
+        if task.id:
+            self._old = {f"trunk.{n}": p.detach().clone() for n, p in net.trunk.named_parameters()}
+        self.set_free(net, newest_own(net) if task.id else None)
 
     def rounds(self, task: Task) -> int:
         """Return how often, at most, a task is gone through."""
@@ -93,7 +100,8 @@ class DEN(Expanding):
     def fit_task(self, net: Network, task: Task, fit: Fit) -> None:
         """Train in rounds, from the one that is under way."""
         while self._round != "done":
-            fit([task])
+            if self._free != {}:  # nothing is, where the head reaches no unit
+                fit([task])
             self._next_round(net, task)
 
     def _next_round(self, net: Network, task: Task) -> None:
@@ -134,7 +142,7 @@ class DEN(Expanding):
         """Add the gradients of the penalties, then mask."""
         if self._round in ("selected", "expanded", "split"):
             for name, parameter in net.named_parameters():
-                if name in self._free and parameter.grad is not None:
+                if name in (self._free or {}) and parameter.grad is not None:
                     parameter.grad.add_(parameter.detach(), alpha=self.l2)
                     if self._round != "expanded" and name in self._old:
                         parameter.grad.add_(parameter.detach() - self._old[name], alpha=self.drift)
@@ -145,12 +153,13 @@ class DEN(Expanding):
         """Apply the proximal steps of L1 and of the group lasso."""
         super().after_step(net, step)
         rate = step.optimizer.param_groups[0]["lr"]
-        if self._round in ("first", "head"):
-            for weight in net.head_parameters(step.task.id):
+        weights = {f"trunk.{wire.layer}.weight": layer.weight for wire, layer, _ in wires(net)}
+        weights[f"heads.{step.task.id}.weight"] = net.head_parameters(step.task.id)[0]
+        for name, weight in weights.items():
+            if self._free is None:
                 soft_threshold(weight, rate * self.l1)
-        if self._round == "first":
-            for _, layer, _ in wires(net):
-                soft_threshold(layer.weight, rate * self.l1)
+            elif name in self._free:
+                soft_threshold(weight, rate * self.l1 * self._free[name])
         if self._round == "expanded":
             for groups in unit_groups(net, self._before).values():
                 shrink_groups(groups, rate * self.group_lasso)
@@ -158,7 +167,7 @@ class DEN(Expanding):
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
         """Keep nothing but how many units each task has."""
         self._task, self._round, self._old, self._before = -1, "done", {}, {}
-        self.set_free(net, {})
+        self.set_free(net, None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the units of every task and, within a task, its round and the old weights."""

@@ -23,7 +23,7 @@ from classgrad.updates import follow_gradients
 class Expanding(Method):
     """Add units for new tasks; train only what is free."""
 
-    _free: dict[str, Tensor] = PrivateAttr(default_factory=dict)  # masks by name; none: all free
+    _free: dict[str, Tensor] | None = PrivateAttr(default=None)  # masks by name; None: all free
     _kept: dict[str, Tensor] = PrivateAttr(default_factory=dict)  # values that may not change
     _units: dict[str, list[int]] = PrivateAttr(default_factory=dict)
 
@@ -33,30 +33,32 @@ class Expanding(Method):
         self._units = units(net)
         return net
 
-    def set_free(self, net: Network, masks: dict[str, Tensor]) -> None:
-        """Train only these entries from now on; everything if there are none."""
-        self._free = {name: mask for name, mask in masks.items() if mask.any()}
+    def set_free(self, net: Network, masks: dict[str, Tensor] | None) -> None:
+        """Train only these entries from now on; None: everything."""
+        self._free = masks and {name: mask for name, mask in masks.items() if mask.any()}
         self._kept, self._units = {}, units(net)
 
     def parameters(self, net: Network, tasks: Sequence[Task]) -> Iterator[nn.Parameter]:
         """Yield what has a free entry."""
-        if not self._free:
+        free = self._free
+        if free is None:
             yield from super().parameters(net, tasks)
         else:
-            yield from (p for name, p in net.named_parameters() if name in self._free)
+            yield from (p for name, p in net.named_parameters() if name in free)
 
     def loss(self, net: Network, step: Step) -> Tensor:
         """Return the cross-entropy; without gradients of the trunk where none of it is free."""
-        moves = not self._free or any(name.startswith("trunk") for name in self._free)
+        moves = self._free is None or any(name.startswith("trunk") for name in self._free)
         with torch.set_grad_enabled(moves):
             features = net.embed(step.x, step.task.id)
         return functional.cross_entropy(net.classify(features, step.task.id), step.y)
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
         """Mask the gradients."""
+        if self._free is None:
+            return
         named = dict(net.named_parameters())
-        restore = self._free and not follow_gradients(step.optimizer)
-        if restore and not self._kept:
+        if not self._kept and not follow_gradients(step.optimizer):
             self._kept = {name: named[name].detach().clone() for name in self._free}
         for name, mask in self._free.items():
             gradient = named[name].grad
@@ -66,14 +68,16 @@ class Expanding(Method):
     @torch.no_grad()
     def after_step(self, net: Network, step: Step) -> None:
         """Put back what may not change, where masking gradients is not enough."""
-        named = dict(net.named_parameters()) if self._kept else {}
+        if self._free is None or not self._kept:
+            return
+        named = dict(net.named_parameters())
         for name, value in self._kept.items():
             named[name].copy_(torch.where(self._free[name], named[name], value))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the units of every task, and what is free."""
         sizes = {target: list(of_task) for target, of_task in self._units.items()}
-        return {"units": sizes, "free": dict(self._free)}
+        return {"units": sizes, "free": self._free and dict(self._free)}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
         """Continue from a state; layers get their sizes, the network's state has their values."""

@@ -65,6 +65,11 @@ def width_for(trunk: Trunk, classes: Sequence[int], capacity: float) -> float:
     is met within what one unit more would add. Three decimals.
     """
     base = sum(p.numel() for p in trunk.parameters()) + trunk.embedding * sum(classes)
+    most = 100 * Progressive(trunk, 1.0, seed=1).parameters_for(list(classes)) / base
+    if most < capacity:
+        raise UserError(
+            f"columns of full width store {most:.0f} %, not {capacity:g} %: ask for less"
+        )
     low, high = 0.0, 1.0
     for _ in range(12):
         middle = (low + high) / 2

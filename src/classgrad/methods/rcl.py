@@ -12,10 +12,10 @@ The controller π learns from each child by REINFORCE: its parameters follow Σ_
 children (`trials`) the one with the highest reward is kept, of equal ones the first. A task uses
 only the units there were when it was learnt, so its answers never change.
 
-Choices of ours: controller and critic begin anew with every task. The critic is linear in the
-LSTM's state. New units start with outgoing weights of zero, and children of one task differ in
-nothing but their units: batches come in the same order. With BatchNorm, the scales and shifts of
-new channels are trained, or the task has its own (`affine=task`).
+Controller and critic begin anew with every task, as in the released code. Choices of ours: the
+critic is linear in the LSTM's state; new units start with outgoing weights of zero; children of one
+task differ in nothing but their units, which are drawn from the same numbers. With BatchNorm, the
+scales and shifts of new channels are trained, or the task has its own (`affine=task`).
 
 Differences from the released code: layers may be convolutions too, where a unit is a filter.
 """
@@ -74,7 +74,7 @@ class RCL(Expanding):
             return
         self._task, self._tried, self._best = task.id, [], {}
         self._start = taken(net) if task.id else {}
-        self.set_free(net, added(net, width(net)) if task.id else {})
+        self.set_free(net, added(net, width(net)) if task.id else None)
 
     def rounds(self, task: Task) -> int:
         """Return how many children are trained."""
@@ -93,7 +93,7 @@ class RCL(Expanding):
             actions = controller.sample(len(width(net)), chance)
             before = width(net)
             more = dict(zip(before, actions, strict=True))
-            grow(net, more, seeds.generator(net.seed, "children", task.id, number))
+            grow(net, more, seeds.generator(net.seed, "children", task.id))
             self.set_free(net, added(net, before))
             fit([task], epochs=self.child_epochs)
             right = accuracy(net, task.id, task, task.valid) / 100
@@ -103,6 +103,7 @@ class RCL(Expanding):
                 self._best = taken(net)
             self._tried.append({"actions": actions, "reward": reward})
         put_back(net, self._best)
+        self.set_free(net, {})  # nothing more is trained; the units are those of the best
 
     def _controller(self, net: Network, task: Task) -> Controller:
         """Return a new controller that has learnt from what was tried so far."""
@@ -119,7 +120,7 @@ class RCL(Expanding):
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
         """Add the pull to zero, then mask."""
-        if self._free:
+        if self._free is not None:
             for name, parameter in net.named_parameters():
                 if name in self._free and parameter.grad is not None:
                     parameter.grad.add_(parameter.detach(), alpha=self.l2)
@@ -128,7 +129,7 @@ class RCL(Expanding):
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
         """Keep nothing but how many units each task has."""
         self._task, self._tried, self._start, self._best = -1, [], {}, {}
-        self.set_free(net, {})
+        self.set_free(net, None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the units of every task and, within a task, what was tried."""

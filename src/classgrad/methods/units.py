@@ -35,7 +35,7 @@ def loss_of(net: Network, task: Task) -> float:
     return total / len(split)
 
 
-def soft_threshold(values: Tensor, threshold: float) -> None:
+def soft_threshold(values: Tensor, threshold: float | Tensor) -> None:
     """Bring every value nearer to zero by `threshold`, in place, and not beyond it.
 
     >>> values = torch.tensor([0.5, -0.1, 0.2])

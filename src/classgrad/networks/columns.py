@@ -186,8 +186,27 @@ def fresh(column: nn.Module, generator: torch.Generator, scheme: str) -> nn.Modu
         # Drawn in the usual order first, so that weights do not depend on how they lie in memory.
         parameter.data = parameter.data.contiguous()
     initialise(made, generator, scheme)
+    _reset_others(made, generator)
     channels_last(made)
     return made
+
+
+def _reset_others(column: nn.Module, generator: torch.Generator) -> None:
+    """Let layers that are not of the table's networks forget what they learnt, or refuse them."""
+    for name, layer in column.named_modules():
+        if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd | TaskBatchNorm):
+            continue
+        if not [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
+            continue
+        reset = getattr(layer, "reset_parameters", None)
+        if reset is None:
+            raise UserError(
+                f"layer '{name}' ({type(layer).__name__}) cannot be made anew for another task: "
+                "give it a method reset_parameters()"
+            )
+        with global_chance_kept():
+            torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
+            reset()
 
 
 def narrow(trunk: Trunk, share: float) -> nn.Module:

@@ -95,7 +95,13 @@ class GrowingNorm(TaskBatchNorm):
 def make_growing(net: Network, method: str) -> None:
     """Turn the layers of a network into growing ones, or refuse it in the name of a method."""
     kind = type(net.trunk).__name__
-    if not isinstance(net.trunk, Trunk) or any("." in wire.layer for wire in net.trunk.wiring()):
+    if not isinstance(net.trunk, Trunk):
+        raise UserError(
+            f"{method} cannot tell how the layers of a {kind} are connected: derive it from "
+            "classgrad.networks.trunk.Trunk, or choose network mlp, lenet5 or alexnet5"
+        )
+    wiring = net.trunk.wiring()
+    if [wire.source for wire in wiring] != [None, *(wire.target for wire in wiring[:-1])]:
         raise UserError(
             f"{method} cannot add units to {kind}: its layers do not stand one after another; "
             "choose network mlp, lenet5 or alexnet5"
@@ -178,7 +184,8 @@ def grow(net: Network, more: dict[str, int], generator: torch.Generator) -> None
     """Add units for the newest task, so many before each ReLU.
 
     Their incoming weights are drawn as those of the network were. Units that were there, and the
-    head, see them with weights that start at zero: what the network says stays as it is.
+    head, see them with weights that start at zero: what the network says stays as it is, but for
+    local response normalisation, where new filters are neighbours of old ones.
     """
     before = width(net)
     rearrange(net, {t: extended(torch.arange(n), [-1] * more[t]) for t, n in before.items()})

@@ -93,23 +93,32 @@ class TaskBatchNorm(PerTask):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each channel, then scale and shift it."""
         scale, shift = self.scale_and_shift()
-        stored = self.statistics == "stored"
-        from_batch = self.training or not stored
-        if from_batch and x.numel() == len(scale):
-            raise UserError(
-                "batch normalisation needs more than one value per channel: a batch of one sample "
-                "has no statistics; use larger batches or norm=stored"
-            )
+        from_batch = self.training or self.statistics == "batch"
+        if from_batch:
+            self.refuse_single(x)
         if from_batch and self.constant:
             over = [0, *range(2, x.dim())]
             centre, spread = x.detach().mean(over), x.detach().var(over, correction=0)
             return functional.batch_norm(x, centre, spread, scale, shift, False, 0.0, self.eps)
-        mean = getattr(self, f"mean_{self.task}") if stored else None
-        variance = getattr(self, f"variance_{self.task}") if stored else None
-        momentum = self.momentum if self.tracking else 0.0
+        mean, variance, momentum = self.running()
         return functional.batch_norm(
             x, mean, variance, scale, shift, from_batch, momentum, self.eps
         )
+
+    def refuse_single(self, x: Tensor) -> None:
+        """Refuse an input without statistics of its own."""
+        if x.numel() == x.shape[1]:
+            raise UserError(
+                "batch normalisation needs more than one value per channel: a batch of one sample "
+                "has no statistics; use larger batches or norm=stored"
+            )
+
+    def running(self) -> tuple[Tensor | None, Tensor | None, float]:
+        """Return the stored mean and variance of the task at hand, and how fast they move."""
+        if self.statistics == "batch":
+            return None, None, 0.0
+        momentum = self.momentum if self.tracking else 0.0
+        return getattr(self, f"mean_{self.task}"), getattr(self, f"variance_{self.task}"), momentum
 
 
 class Dropout(nn.Module):
@@ -128,8 +137,12 @@ class Dropout(nn.Module):
         """Zero a share of the values and scale up the rest, while training."""
         if not self.training or self.share == 0:
             return x
+        return x.mul(self.kept(x)).mul_(1 / (1 - self.share))
+
+    def kept(self, x: Tensor) -> Tensor:
+        """Draw which values stay."""
         draws = torch.empty((x.numel() + 7) // 8, dtype=torch.int64, device=x.device)
         draws.random_(-(2**63), None, generator=self.generator)
         kept = draws.view(torch.uint8)[: x.numel()].ge(round(self.share * 256))
         like = torch.empty_like(x)  # for its layout, so that both lie in memory in the same order
-        return x.mul(kept.as_strided(x.shape, like.stride())).mul_(1 / (1 - self.share))
+        return kept.as_strided(x.shape, like.stride())

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from classgrad.errors import UserError
+from classgrad.networks.blocks import run
 from classgrad.networks.layers import Dropout, TaskBatchNorm
 from classgrad.networks.options import NetworkSettings
 
@@ -44,6 +45,10 @@ class Trunk(nn.Sequential):
     def __init__(self, input_shape: tuple[int, ...], options: NetworkSettings) -> None:
         super().__init__(self.stack(input_shape, options))
         self.embedding = output_size(self, input_shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layers in order."""
+        return run(list(self), x)
 
     @staticmethod
     @abstractmethod

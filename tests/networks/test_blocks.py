@@ -1,0 +1,112 @@
+"""Blocks of norm, ReLU, dropout and pooling against the layers one after another."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from classgrad import networks
+from classgrad.networks import blocks
+from classgrad.networks.layers import Dropout, TaskBatchNorm
+
+
+def draw(*shape, seed=0):
+    chance = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=chance, dtype=torch.float64)
+
+
+def stack(*, drop, pool, statistics="batch", channels=5):
+    layers = [TaskBatchNorm(channels, statistics).double(), nn.ReLU()]
+    if drop is not None:
+        layers.append(Dropout(drop))
+        layers[-1].generator = torch.Generator().manual_seed(7)
+    if pool:
+        layers.append(nn.MaxPool2d(2))
+    with torch.no_grad():
+        layers[0].scale_0.copy_(draw(channels, seed=1))
+        layers[0].shift_0.copy_(draw(channels, seed=2))
+    return layers
+
+
+def results(layers, x, one_by_one):
+    x = x.clone().requires_grad_()
+    if one_by_one:
+        out = x
+        for layer in layers:
+            out = layer(out)
+    else:
+        assert len(blocks.block_at(layers, 0, x)) == len(layers)
+        out = blocks.run(layers, x)
+    weights = draw(*out.shape, seed=3)
+    (out * weights).sum().backward()
+    return out.detach(), x.grad, *(p.grad for p in layers[0].parameters())
+
+
+@pytest.mark.parametrize("drop", [None, 0.0, 0.3])
+@pytest.mark.parametrize("statistics", ["batch", "stored"])
+@pytest.mark.parametrize(
+    ("shape", "pool"), [((6, 5), False), ((4, 5, 6, 7), False), ((4, 5, 7, 6), True)]
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_a_block_is_its_layers_one_after_another(drop, statistics, shape, pool, last):
+    x = draw(*shape)
+    if last and x.dim() == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    slow = stack(drop=drop, pool=pool, statistics=statistics)
+    fast = stack(drop=drop, pool=pool, statistics=statistics)
+    expected = results(slow, x, one_by_one=True)
+    found = results(fast, x, one_by_one=False)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    if statistics == "stored":
+        torch.testing.assert_close(fast[0].mean_0, slow[0].mean_0)
+        torch.testing.assert_close(fast[0].variance_0, slow[0].variance_0)
+
+
+def test_whole_networks_have_the_same_gradients():
+    gradients = []
+    for one_by_one in (False, True):
+        net = networks.build("alexnet5", (3, 20, 20), 1).double()
+        net.add_task(3)
+        net.set_generator(torch.Generator().manual_seed(4))
+        if one_by_one:  # a hook has to be called, so the layer is
+            for layer in net.trunk:
+                layer.register_forward_hook(lambda *_: None)
+        net(draw(8, 3, 20, 20).abs(), 0).square().sum().backward()
+        gradients.append({name: p.grad for name, p in net.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-8, atol=1e-10)
+
+
+def test_layers_with_hooks_other_kinds_and_predictions_are_left_alone():
+    x = draw(4, 5, 6, 6)
+    called = []
+    layers = stack(drop=0.2, pool=True)
+    layers[1].register_forward_hook(lambda *_: called.append(1))
+    assert blocks.block_at(layers, 0, x) == []
+    blocks.run(layers, x)
+    assert called == [1]
+    assert blocks.block_at([layers[0], nn.Sigmoid()], 0, x) == []
+    assert blocks.block_at([nn.BatchNorm2d(5), nn.ReLU()], 0, x) == []
+    layers = stack(drop=0.2, pool=False)
+    other = [*layers, nn.MaxPool2d(3, stride=2)]
+    assert blocks.block_at(other, 0, x) == layers
+    with torch.no_grad():
+        assert blocks.block_at(layers, 0, x) == []
+    for layer in layers:
+        layer.eval()
+    assert blocks.block_at(layers, 0, x) == []
+    layers = stack(drop=0.2, pool=False)
+    layers[0].constant = True
+    assert blocks.block_at(layers, 0, x) == []
+
+
+def test_a_trunk_uses_blocks():
+    class Tiny(networks.NETWORKS["mlp"]):
+        @staticmethod
+        def stack(input_shape, options):
+            return OrderedDict(bn=TaskBatchNorm(3), relu=nn.ReLU(), flat=nn.Flatten())
+
+    trunk = Tiny((3, 2, 2), networks.options("mlp"))
+    out = trunk(torch.ones(2, 3, 2, 2).requires_grad_())
+    assert "Block" in type(out.grad_fn.next_functions[0][0]).__name__
