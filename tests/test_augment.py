@@ -7,11 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image
 from scipy import stats
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
+from benchmarks.pillow import OPERATIONS as PILLOW
+from benchmarks.pillow import to_pillow
 from classgrad.augment import ALL, OPERATIONS, STANDARD, augmix, crop, flip
 from classgrad.augment.augmix import dirichlet
 from classgrad.errors import UserError
@@ -49,53 +51,11 @@ def pictures(count: int, shape: tuple[int, int, int], seed: int = 0) -> Tensor:
     return torch.from_numpy(np.stack(images).astype(np.uint8))
 
 
-def to_pillow(image: Tensor) -> Image.Image:
-    array = np.moveaxis(image.numpy(), 0, -1)
-    return Image.fromarray(
-        array.squeeze(-1) if array.shape[-1] == 1 else np.ascontiguousarray(array)
-    )
-
-
 def from_pillow(image: Image.Image) -> Tensor:
     array = np.asarray(image)
     return torch.from_numpy(
         np.moveaxis(array[..., None] if array.ndim == 2 else array, -1, 0).copy()
     )
-
-
-def affine(image: Image.Image, *matrix: float) -> Image.Image:
-    return image.transform(
-        image.size, Image.Transform.AFFINE, matrix, resample=Image.Resampling.BILINEAR
-    )
-
-
-PILLOW = {
-    "autocontrast": lambda image, level, sign: ImageOps.autocontrast(image),
-    "equalize": lambda image, level, sign: ImageOps.equalize(image),
-    "posterize": lambda image, level, sign: ImageOps.posterize(image, 4 - int(level * 4 / 10)),
-    "solarize": lambda image, level, sign: ImageOps.solarize(image, 256 - int(level * 256 / 10)),
-    "rotate": lambda image, level, sign: image.rotate(
-        sign * int(level * 30 / 10), resample=Image.Resampling.BILINEAR
-    ),
-    "shear_x": lambda image, level, sign: affine(image, 1, sign * level * 0.3 / 10, 0, 0, 1, 0),
-    "shear_y": lambda image, level, sign: affine(image, 1, 0, 0, sign * level * 0.3 / 10, 1, 0),
-    "translate_x": lambda image, level, sign: affine(
-        image, 1, 0, sign * int(level * (image.width / 3) / 10), 0, 1, 0
-    ),
-    "translate_y": lambda image, level, sign: affine(
-        image, 1, 0, 0, 0, 1, sign * int(level * (image.height / 3) / 10)
-    ),
-    "color": lambda image, level, sign: ImageEnhance.Color(image).enhance(level * 1.8 / 10 + 0.1),
-    "contrast": lambda image, level, sign: ImageEnhance.Contrast(image).enhance(
-        level * 1.8 / 10 + 0.1
-    ),
-    "brightness": lambda image, level, sign: ImageEnhance.Brightness(image).enhance(
-        level * 1.8 / 10 + 0.1
-    ),
-    "sharpness": lambda image, level, sign: ImageEnhance.Sharpness(image).enhance(
-        level * 1.8 / 10 + 0.1
-    ),
-}
 
 
 def test_sets_are_the_published_ones() -> None:

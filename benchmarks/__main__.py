@@ -1,0 +1,131 @@
+"""The command line: python -m benchmarks. What is heavy is imported after the threads are set."""
+
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from classgrad.cli import fail
+from classgrad.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from benchmarks.rows import Row
+
+RESULTS = Path(__file__).parent / "results.json"
+# The module of each measurement, and about how many seconds it takes, for the time left.
+MEASUREMENTS = {
+    "steps": 80,
+    "projecting": 80,
+    "bases": 60,
+    "augmentation": 20,
+    "epoch": 20,
+    "throughput": 40,
+    "memory": 120,
+}
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command(epilog="Examples: python -m benchmarks | python -m benchmarks --only bases --quick")
+def measure(
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"One measurement, or several with commas: {', '.join(MEASUREMENTS)}.",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few repeats, and no memory unless --only names it.")
+    ] = False,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of PyTorch and numpy.")] = 2,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File for the figures, JSON. By default benchmarks/results.json, which only a "
+            "whole run writes: with --only or --quick nothing is written."
+        ),
+    ] = None,
+) -> None:
+    """Measure speed and memory, and compare with slow references and stated bounds."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    from rich.console import Console
+
+    from benchmarks.machine import facts
+    from benchmarks.rows import save, table
+
+    console = Console()
+    names = parse_names(only, quick)
+    where = facts(sys.argv[1:], quick)  # with the load of the machine before, not by this
+    rows = measured(names, quick, console)
+    title = f"{threads} threads{', few repeats' if quick else ''}"
+    console.print(table([row for found in rows.values() for row in found], title))
+    for name, found in rows.items():
+        for note in dict.fromkeys(row.note for row in found if row.note):
+            console.print(f"{name}: {note}", highlight=False)
+    if out is None and not (only or quick):
+        out = RESULTS
+    if out is not None:
+        save(out, where, rows)
+        console.print(f"figures   {out}", soft_wrap=True)
+
+
+def parse_names(only: str | None, quick: bool) -> list[str]:
+    """Return the measurements to make."""
+    if only is None:
+        return [name for name in MEASUREMENTS if not (quick and name == "memory")]
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    for name in names:
+        if name not in MEASUREMENTS:
+            raise unknown("measurement", name, MEASUREMENTS)
+    if not names:
+        raise UserError(f"--only names no measurement: give one of {', '.join(MEASUREMENTS)}")
+    return names
+
+
+def measured(names: list[str], quick: bool, console: "Console") -> "dict[str, list[Row]]":
+    """Make the measurements behind a bar with the time left."""
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from benchmarks.timing import Bench
+
+    columns = [
+        TextColumn("{task.description:<12}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    ]
+    rows: dict[str, list[Row]] = {}
+    with Progress(*columns, console=console, transient=True) as bar:
+        line = bar.add_task("", total=sum(MEASUREMENTS[name] for name in names))
+        done = 0.0
+        for name in names:
+
+            def watch(share: float, before: float = done, name: str = name) -> None:
+                bar.update(line, completed=before + share * MEASUREMENTS[name])
+
+            bar.update(line, description=name)
+            rows[name] = import_module(f"benchmarks.{name}").measure(Bench(quick, watch))
+            done += MEASUREMENTS[name]
+            bar.update(line, completed=done)
+    return rows
+
+
+if __name__ == "__main__":
+    try:
+        app(prog_name="python -m benchmarks")
+    except UserError as error:
+        fail(str(error))

@@ -1,0 +1,98 @@
+"""AlexNet-5 in the middle of a stream: tasks behind it, their subspaces protected, one to learn."""
+
+from functools import cache
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.images import CLASSES, random_task
+from benchmarks.timing import Call
+from classgrad import networks, seeds
+from classgrad.methods.base import Step
+from classgrad.methods.projected import Projected
+from classgrad.networks import Network
+from classgrad.plan import make_plan
+from classgrad.records import RunRecord
+from classgrad.tasks import batches
+
+BATCH = 64
+TASKS = 10  # of the recorded stream
+RECORDS = Path(__file__).parent.parent / "results" / "split-cifar100"
+
+
+@cache
+def ranks_after(tasks: int) -> dict[str, tuple[int, int]]:
+    """Return dimension and rank of each layer after some tasks of the recorded CIFAR-100 run."""
+    path = next(RECORDS.glob("split-cifar100-cgp-seed1-*/record.json"))
+    layers = RunRecord.load(path).layers
+    return {layer.name: (layer.dimension, layer.ranks[tasks - 1]) for layer in layers}
+
+
+def random_basis(dimension: int, rank: int, seed: int = 0) -> Tensor:
+    """Return random orthonormal columns (d x r, float64)."""
+    chance = torch.Generator().manual_seed(seed)
+    columns = torch.randn(dimension, rank, generator=chance, dtype=torch.float64)
+    basis: Tensor = torch.linalg.qr(columns).Q
+    return basis
+
+
+class Learner:
+    """A network, a method and an optimiser as in the recipe `fast`, and a task of ten batches.
+
+    `learnt` tasks lie behind it. Without `protect` nothing of them is protected: the same step
+    without projection.
+    """
+
+    def __init__(self, method: str, learnt: int = TASKS, *, protect: bool = True) -> None:
+        plan = make_plan("split-cifar100", method, values={"epochs": 1})
+        self.training, self.method = plan.training, plan.method
+        self.task = random_task(learnt, per_class=BATCH)
+        self.net = networks.build(plan.network, (3, 32, 32), **plan.network_options.model_dump())
+        for _ in range(learnt):
+            self.net.add_task(CLASSES)
+        if isinstance(self.method, Projected):
+            self.method.attach(self.net.protected())
+            if protect:
+                self.method.load_state_dict(state_after(learnt, self.method, self.net), self.net)
+        self.net.add_task(CLASSES)
+        self.method.begin_task(self.net, self.task)
+        parameters = [p for p in self.method.parameters(self.net, [self.task]) if p.requires_grad]
+        self.optimizer = self.training.optimizer_for(parameters)
+        self.chance = seeds.generator(1, "method", learnt)
+        self.index = cycle(batches(len(self.task.train), BATCH))
+        self.net.train()
+
+    def step(self) -> None:
+        """Do what the training loop does with a batch."""
+        index = next(self.index)
+        images = self.task.train.unit_images(index)
+        x, y = self.task.transform(images), self.task.train.labels[index]
+        step = Step(
+            self.task, index, images, x, y, self.optimizer, self.chance, 0, per_epoch=1, steps=1
+        )
+        loss = self.method.loss(self.net, step)
+        loss.item()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.method.adjust_gradients(self.net, step)
+        self.optimizer.step()
+        self.method.after_step(self.net, step)
+
+
+def state_after(learnt: int, method: Projected, net: Network) -> dict[str, Any]:
+    """Return the state of a method that has learnt some tasks, with random bases."""
+    bases = {name: random_basis(*size) for name, size in ranks_after(learnt).items()}
+    frozen = method.projector.beside_weights(net.modules())
+    return {"learnt": learnt, "bases": bases, "frozen": frozen, "groups": {}}
+
+
+def flops(call: Call) -> int:
+    """Count the floating-point operations of the matrix products and convolutions in a call."""
+    with FlopCounterMode(display=False) as counter:
+        call()
+    total: int = counter.get_total_flops()
+    return total

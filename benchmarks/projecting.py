@@ -1,0 +1,91 @@
+"""Projecting the gradients of one step: ours, dense, and one group of classes after another."""
+
+from torch import Tensor, nn
+
+from benchmarks.learner import Learner, flops, random_basis, ranks_after
+from benchmarks.references import without_groups
+from benchmarks.rows import Bound, Quantity, Row
+from benchmarks.timing import Bench
+from classgrad.capture import tap
+from classgrad.methods.projected import Projected
+from classgrad.projection import FreeForward
+
+
+class Projection:
+    """All that is done beyond a plain backward pass, on the rows and gradients of a real step.
+
+    For Linear layers with few rows that is projecting the rows and probing the gradients for leaks,
+    for convolutions projecting the gradients. Only what it costs to call the rows' own backward is
+    missing, microseconds; the ratio of whole steps has it.
+    """
+
+    def __init__(self, learner: Learner) -> None:
+        assert isinstance(learner.method, Projected)
+        self.projector = learner.method.projector
+        with tap(self.projector.sites.values()) as seen:
+            learner.step()
+        self.rows = [
+            (layer.forward.side, seen[layer][0])
+            for layer in learner.net.modules()
+            if isinstance(layer, nn.Linear) and isinstance(layer.forward, FreeForward)
+        ]
+        self.gradients: dict[str, Tensor] = {
+            name: site.matrix(site.weight.grad).clone()
+            for name, site in self.projector.sites.items()
+            if site.weight.grad is not None
+        }
+
+    def __call__(self) -> None:
+        """Project."""
+        for side, rows in self.rows:
+            side.free(rows)
+            side.by_rows = True
+        self.projector.project_gradients()
+
+
+def measure(bench: Bench) -> list[Row]:
+    """Time the projection of all layers at the ranks after 100 classes."""
+    ours = Projection(Learner("gpm"))
+    dense = {}
+    for name, (dimension, rank) in ranks_after(10).items():
+        basis = random_basis(dimension, rank)
+        dense[name] = (basis @ basis.T).float()
+
+    def groups(count: int) -> None:
+        without_groups(ours.gradients, {name: [p] * count for name, p in dense.items()})
+
+    whole = 10 if bench.quick else 100
+    found = bench.alternate(
+        {
+            "ours": ours,
+            "dense": lambda: groups(1),
+            "10 groups": lambda: groups(10),
+            "100 groups": lambda: groups(whole),
+        },
+        rounds=20,
+        turn=3,
+        slow={"10 groups": 3, "100 groups": 2},
+    )
+    found["100 groups"] = found["100 groups"].times(100 / whole)
+    counts = {"ours": flops(ours), "dense": flops(lambda: groups(1))}
+    rows = []
+    for name, factor, bound in (
+        ("dense", 1, Bound(15, at_least=True)),
+        ("10 groups", 10, None),
+        ("100 groups", 100, Bound(1000, at_least=True)),
+    ):
+        note = "one dense matrix per layer stands for all groups: the work is the same"
+        if name == "100 groups" and bench.quick:
+            note += "; scaled from 10 groups"
+        counted = {"flops_ours": counts["ours"], "flops_reference": counts["dense"] * factor}
+        rows.append(
+            Row.slower(
+                f"projecting gradients: {name} / ours",
+                Quantity.of(found["ours"]),
+                Quantity.of(found[name]),
+                bound=bound,
+                note="" if name == "dense" else note,
+                details=counted,
+            )
+        )
+    return rows

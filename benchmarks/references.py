@@ -1,0 +1,61 @@
+"""The slow ways of the published code, written from the algorithms in their obvious form."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Array = NDArray[np.float64]
+
+
+def without_groups(
+    gradients: Mapping[str, Tensor], groups: Mapping[str, Sequence[Tensor]]
+) -> dict[str, Tensor]:
+    """Project gradients (o x d) out of the subspace of one group of classes after another.
+
+    `groups` has the dense d x d matrices P = S Sᵀ of each layer, made once: g <- g - g P. A list of
+    one matrix is the projection of GPM.
+    """
+    projected = {}
+    for name, gradient in gradients.items():
+        for dense in groups[name]:
+            gradient = gradient - gradient @ dense
+        projected[name] = gradient
+    return projected
+
+
+def columns(layer: nn.Module, inputs: Array) -> Array:
+    """Return the representation matrix C (d x n) of a layer: a column for every input it sees.
+
+    For a convolution without padding the columns are patches, cut one by one.
+    """
+    if not isinstance(layer, nn.Conv2d):
+        return inputs.T
+    height, width = layer.kernel_size
+    down, across = layer.stride
+    count, channels, rows, cells = inputs.shape
+    tops = range(0, rows - height + 1, down)
+    lefts = range(0, cells - width + 1, across)
+    matrix = np.zeros((channels * height * width, count * len(tops) * len(lefts)))
+    column = 0
+    for image in inputs:
+        for top in tops:
+            for left in lefts:
+                patch = image[:, top : top + height, left : left + width]
+                matrix[:, column] = patch.reshape(-1)
+                column += 1
+    return matrix
+
+
+def grown(basis: Array, matrix: Array, energy: float) -> Array:
+    """Extend a basis (d x r) until it holds a share of the energy of C, by an SVD of the rest."""
+    rest = matrix - basis @ (basis.T @ matrix)
+    left, sigma, _ = np.linalg.svd(rest, full_matrices=False)
+    total = np.sum(matrix**2)
+    held = (total - np.sum(rest**2)) / total
+    count = 0
+    while held < energy and count < len(sigma):
+        held += sigma[count] ** 2 / total
+        count += 1
+    return np.hstack([basis, left[:, :count]])

@@ -1,0 +1,32 @@
+"""What projection costs in a training step, and whether that grows with the classes learnt."""
+
+from benchmarks.learner import Learner
+from benchmarks.rows import Bound, Quantity, Row
+from benchmarks.timing import Bench
+
+
+def measure(bench: Bench) -> list[Row]:
+    """Time the steps of GPM and CGP with projection, without it, and after ten classes only."""
+    learners = {}
+    for method in ("gpm", "cgp"):
+        learners[f"{method} late"] = Learner(method)
+        learners[f"{method} bare"] = Learner(method, protect=False)
+        learners[f"{method} early"] = Learner(method, 1)
+    calls = {name: learner.step for name, learner in learners.items()}
+    found = bench.alternate(calls, rounds=20, turn=3)
+    rows = []
+    for method in ("gpm", "cgp"):
+        late, bare, early = (
+            Quantity.of(found[f"{method} {which}"]) for which in ("late", "bare", "early")
+        )
+        cost, growth = Bound(1.10, aim=1.05), Bound(1.10)
+        rows += [
+            Row.share(f"step of {method}: with / without projection", late, bare, bound=cost),
+            Row.share(
+                f"step of {method}: after 100 / after 10 classes",
+                late,
+                early,
+                bound=growth,
+            ),
+        ]
+    return rows

@@ -1,0 +1,37 @@
+"""How much of the machine's own matrix product rate a training step reaches."""
+
+import torch
+
+from benchmarks.learner import Learner, flops
+from benchmarks.rows import Bound, Quantity, Row
+from benchmarks.timing import Bench
+
+SIZE = 2048
+
+
+def measure(bench: Bench) -> list[Row]:
+    """Compare the rates of training steps with that of one float32 matrix product."""
+    steps = {
+        "finetune": Learner("finetune").step,
+        "gpm without projection": Learner("gpm", protect=False).step,
+        "gpm with projection": Learner("gpm").step,
+    }
+    chance = torch.Generator().manual_seed(0)
+    a, b = torch.rand(2, SIZE, SIZE, generator=chance)
+    into = torch.empty(SIZE, SIZE)
+    calls = {**steps, "product": lambda: torch.mm(a, b, out=into)}
+    found = bench.alternate(calls, rounds=20, turn=3)
+    machine = Quantity.rate(2 * SIZE**3, found["product"])
+    counts = {name: flops(step) for name, step in steps.items()}
+    return [
+        Row.share(
+            f"flop rate: {name} / matrix product",
+            Quantity.rate(counts["finetune"], timing),
+            machine,
+            bound=Bound(0.45, at_least=True, aim=0.6),
+            note="operations of the step of finetune; those of the projection are not counted",
+            details={"flops_step": counts[name], "seconds_step": timing.best},
+        )
+        for name, timing in found.items()
+        if name in steps
+    ]
