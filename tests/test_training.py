@@ -1,13 +1,26 @@
+from shutil import which
+
 import pytest
 import torch
+from torch import nn
 
 from classgrad import methods, networks
 from classgrad.errors import UserError
+from classgrad.plan import make_plan
+from classgrad.runs import Run
 from classgrad.tasks import Split, Task, batch_count, batches
-from classgrad.training import LossNotFinite, Training, epoch_batches, fit, validation_loss
+from classgrad.training import (
+    LossNotFinite,
+    Training,
+    epoch_batches,
+    fit,
+    prepare,
+    validation_loss,
+)
 from streams import blobs
 
 STREAM = blobs(tasks=2)
+QUICK = {"epochs": 2, "batch_size": 12, "learning_rate": 0.03, "warmup": 0}
 
 
 def fresh():
@@ -102,3 +115,48 @@ def test_momentum_starts_anew_in_every_task():
     two.load_state_dict(state)
     fit(two, methods.make("finetune"), [STREAM[0]], training, seed=5)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_fused_optimiser_takes_the_steps_of_the_plain_one(nesterov):
+    """Also for gradients that lie otherwise in memory, and for those that come late."""
+    chance = torch.Generator().manual_seed(0)
+    start = [torch.randn(5, 4, generator=chance), torch.randn(3, 2, 2, 2, generator=chance)]
+    gradients = [[torch.randn(p.shape, generator=chance) for p in start] for _ in range(4)]
+    ends = []
+    for fused in (False, True):
+        weights = [nn.Parameter(start[0].clone())]
+        weights.append(nn.Parameter(start[1].clone(memory_format=torch.channels_last)))
+        optimizer = Training(momentum=0.9, nesterov=nesterov).optimizer_for(weights)
+        assert optimizer.defaults["fused"]
+        if not fused:
+            optimizer = torch.optim.SGD(weights, lr=0.05, momentum=0.9, nesterov=nesterov)
+        for number, both in enumerate(gradients):
+            weights[0].grad = both[0].clone()
+            weights[1].grad = both[1].clone() if number > 1 else None
+            if fused:
+                prepare(optimizer)
+            optimizer.step()
+        ends.append(weights)
+    for plain, fused in zip(*ends, strict=True):
+        assert torch.equal(plain, fused)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from within PyTorch
+@pytest.mark.skipif(which("c++") is None, reason="no C++ compiler")
+def test_a_compiled_network_learns_the_same():
+    weights = []
+    for compiled in (False, True):
+        values = {**QUICK, "width": 8, "epochs": 1, "compile": compiled}
+        running = Run(make_plan(STREAM, "gpm", values=values), STREAM)
+        running.learn(0)
+        assert running.net.trunk._compiled_call_impl is None
+        weights.append(torch.cat([p.detach().flatten() for p in running.net.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-6)
+
+
+def test_compiling_needs_a_compiler(monkeypatch):
+    monkeypatch.setattr("classgrad.training.which", lambda _name: None)
+    running = Run(make_plan(STREAM, "gpm", values={**QUICK, "compile": True}), STREAM)
+    with pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
+        running.learn(0)

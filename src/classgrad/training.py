@@ -151,7 +151,7 @@ def fit(
             optimizer.zero_grad()
             loss.backward()
             method.adjust_gradients(net, step)
-            lay_alike(parameters)
+            prepare(optimizer)
             optimizer.step()
             method.after_step(net, step)
             done += 1
@@ -177,12 +177,23 @@ def compile_trunk(net: Network) -> None:
     net.trunk.compile()
 
 
-def lay_alike(parameters: Sequence[nn.Parameter]) -> None:
-    """Let gradients lie in memory as their weights do: fused optimisers go through both blindly."""
-    for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is not None and gradient.stride() != parameter.stride():
-            parameter.grad = torch.empty_like(parameter).copy_(gradient)
+def prepare(optimizer: torch.optim.Optimizer) -> None:
+    """Give a fused optimiser what it takes for granted.
+
+    It goes blindly through gradients as their weights lie in memory. And it has a momentum for all
+    weights or for none, though a weight may get its first gradient later: zero gives the same.
+    """
+    for group in optimizer.param_groups:
+        here = [parameter for parameter in group["params"] if parameter.grad is not None]
+        for parameter in here:
+            if parameter.grad.stride() != parameter.stride():
+                parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
+        states = [optimizer.state[parameter] for parameter in here]
+        moving = [state.get("momentum_buffer") is not None for state in states]
+        if any(moving) and not all(moving):
+            for parameter, state in zip(here, states, strict=True):
+                if state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def epoch_batches(
