@@ -4,9 +4,6 @@ import math
 import struct
 
 import torch
-from hypothesis import strategies as st
-
-from classgrad.checkpoints.tensors import DTYPES
 
 
 def same(a, b):
@@ -52,36 +49,3 @@ def example(counter=0):
         "mask": torch.tensor([True, False, True]),
         "generator": torch.Generator().manual_seed(3).get_state(),
     }
-
-
-@st.composite
-def tensors(draw):
-    """Give tensors of any dtype with any bits, and layouts without gaps."""
-    dtype = draw(st.sampled_from(list(DTYPES.values())))
-    shape = draw(st.lists(st.integers(0, 4), max_size=4))
-    size = math.prod(shape) * dtype.itemsize
-    raw = draw(st.binary(min_size=size, max_size=size))
-    if dtype == torch.bool:
-        raw = bytes(byte % 2 for byte in raw)
-    if not size:
-        return torch.empty(shape, dtype=dtype)
-    tensor = torch.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
-    return tensor.permute(draw(st.permutations(range(len(shape)))))
-
-
-keys = st.text(max_size=5) | st.integers()
-states = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(st.characters(exclude_categories=()), max_size=5)
-    | tensors(),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.lists(inner, max_size=4).map(tuple)
-        | st.dictionaries(keys, inner, max_size=4)
-        | st.dictionaries(st.sampled_from(["$", "items", "name", "a"]), inner)
-    ),
-    max_leaves=12,
-)

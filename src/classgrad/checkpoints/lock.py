@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from classgrad.errors import UserError
 
 FILE_NAME = "lock.json"
 LARGEST = 2**12
+PATIENCE = 1.0  # seconds for another process to take the lock over
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,10 @@ class Lock:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
             _fill(self._handle)
-            # Neither is possible when the file comes or goes at this very moment.
-            while not (self._create(part) or self._take_over(part)):
-                pass
+            # Neither is possible when the file comes, goes or changes hands at this very moment.
+            end = time.monotonic() + PATIENCE
+            while not (self._create(part) or self._take_over(part, end)):
+                time.sleep(0.01)
         except OSError as error:
             self._close()
             remedy = "give a folder that can be written to"
@@ -95,14 +98,18 @@ class Lock:
             return part.stat().st_nlink == 2
         return True
 
-    def _take_over(self, part: Path) -> bool:
+    def _take_over(self, part: Path, end: float) -> bool:
         """Put the finished file in the place of one whose owner is dead."""
         try:
             with open(self.path, "rb+") as old:
                 owner, free = self._owner(old.read(LARGEST)), _lock(old.fileno())
                 if not _is_at(old.fileno(), self.path):
                     return False
-                if not free or owner.host != socket.gethostname() or owner.runs_here():
+                if owner.host != socket.gethostname() or owner.runs_here():
+                    raise self._refusal(owner)
+                if not free and time.monotonic() < end:
+                    return False
+                if not free:
                     raise self._refusal(owner)
                 os.replace(part, self.path)
         except FileNotFoundError:
