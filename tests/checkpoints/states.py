@@ -26,7 +26,8 @@ def same(a, b):
 
 def content(tensor):
     """Return the bytes of a tensor, element by element, wherever they lie."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    dense = tensor.clone(memory_format=torch.contiguous_format)
+    return dense.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def example(counter=0):

@@ -61,6 +61,8 @@ def test_the_file_names_its_owner_and_goes_with_the_block(tmp_path):
             "started": start_of(os.getpid()),
         }
         assert os.listdir(folder) == ["lock.json"]
+        with open(own.path) as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert os.listdir(folder) == []
     takes_over(folder)
 
@@ -117,6 +119,27 @@ def test_a_lock_of_another_host_is_refused(tmp_path):
         f"in use by process {2**22 + 1} on 'elsewhere'",
         f"if that process is gone, remove '{tmp_path / 'lock.json'}'",
     )
+
+
+def test_a_lock_that_another_process_took_over_a_moment_ago_is_respected(
+    tmp_path, sleeper, monkeypatch
+):
+    get, calls = lock._lock, []
+
+    def overtaken(handle):
+        got = get(handle)
+        calls.append(got)
+        if len(calls) == 2:  # the first is for the file of its own
+            (tmp_path / "lock.json").unlink()
+            write_lock(tmp_path, pid=sleeper.pid, started=start_of(sleeper.pid))
+        return got
+
+    write_lock(tmp_path, started="1")
+    monkeypatch.setattr(lock, "_lock", overtaken)
+    with pytest.raises(UserError, match=f"in use by process {sleeper.pid} "), Lock(tmp_path):
+        pass
+    assert calls[:2] == [True, True]
+    assert owner(tmp_path) == sleeper.pid
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"pid": "1"}', b"[" * 9999])

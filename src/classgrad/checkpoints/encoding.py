@@ -14,7 +14,7 @@ from torch import Tensor
 from classgrad.checkpoints.errors import BadCheckpoint
 from classgrad.checkpoints.tensors import restore, take
 
-KIND = "$"
+KIND = "$"  # patterns below have to spell it out
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 # Far below what Python and its JSON reader can follow, so that what is written can be read.
 DEEPEST = 50

@@ -52,11 +52,10 @@ def take(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
     if not _dense(tensor.shape, tensor.stride()):
         tensor = tensor.clone()
     form = {"dtype": dtype, "shape": list(tensor.shape), "strides": list(tensor.stride())}
+    flat = tensor.as_strided((tensor.numel(),), (1,))
     if tensor.dtype not in NATIVE:
-        tensor = _in_memory_order(tensor).view(torch.uint8)
-    elif not tensor.is_contiguous():
-        tensor = _in_memory_order(tensor)
-    return tensor, form
+        return flat.view(torch.uint8), form
+    return flat.view(tensor.shape) if tensor.is_contiguous() else flat, form
 
 
 def restore(kept: Tensor, dtype: Any, shape: Any, strides: Any) -> Tensor:
@@ -106,10 +105,6 @@ def from_file(content: bytes) -> dict[str, Tensor]:
     except Exception as error:  # the library does not say which errors it raises
         reason = " ".join(f"{type(error).__name__} {error}".split())
         raise BadCheckpoint(f"not a safetensors file ({reason[:100]})") from None
-
-
-def _in_memory_order(tensor: Tensor) -> Tensor:
-    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _dense(shape: Any, strides: Any) -> bool:
