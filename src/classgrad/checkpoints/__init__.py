@@ -1,0 +1,7 @@
+"""States kept safely on disk: saved whole or not at all, checked when read, locked while used."""
+
+from classgrad.checkpoints.errors import BadCheckpoint
+from classgrad.checkpoints.lock import Lock
+from classgrad.checkpoints.store import Loaded, Store
+
+__all__ = ["BadCheckpoint", "Loaded", "Lock", "Store"]

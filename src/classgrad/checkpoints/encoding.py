@@ -1,0 +1,163 @@
+"""A nested state as a JSON tree and a table of tensors, and back.
+
+Numbers, text, None, lists and dicts with text for keys are themselves in the tree. What JSON has no
+form for is an object with the key "$", which names its kind: a tuple, a dict with other keys, a
+float that is not finite, or a tensor, whose elements are in the table. Nothing in a tree can name
+code, so decoding one runs none.
+"""
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from classgrad.checkpoints.errors import BadCheckpoint
+from classgrad.checkpoints.tensors import restore, take
+
+KIND = "$"  # patterns below have to spell it out
+NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+# Far below what Python and its JSON reader can follow, so that what is written can be read.
+DEEPEST = 50
+
+Tree = Any
+
+
+def encode(state: Any) -> tuple[Tree, dict[str, Tensor]]:
+    """Return the tree of a state and its tensors, which share memory with the state if they can.
+
+    Subclasses come back as the plain kind: an OrderedDict as a dict, a Parameter as a tensor.
+    Tensors come back on the CPU, with the same strides unless they had gaps.
+
+    >>> encode({"step": 3, "best": (1.5, float("inf"))})[0]
+    {'step': 3, 'best': {'$': 'tuple', 'items': [1.5, {'$': 'float', 'value': 'inf'}]}}
+    """
+    encoder = _Encoder()
+    return encoder.value(state), encoder.tensors
+
+
+def decode(tree: Tree, tensors: dict[str, Tensor]) -> Any:
+    """Return the state of a tree and its tensors, each of which belongs to one place in it."""
+    decoder = _Decoder(tensors)
+    state = decoder.value(tree)
+    if decoder.tensors:
+        raise BadCheckpoint(f"{len(decoder.tensors)} tensors belong to nothing in the state")
+    return state
+
+
+class _Walk:
+    """A walk through nested values that knows where it is."""
+
+    def __init__(self, tensors: dict[str, Tensor] | None = None) -> None:
+        self.tensors = dict(tensors or {})
+        self.keys: list[str | int] = []
+
+    def place(self) -> str:
+        """Return where the walk is, in one line."""
+        return "state" + "".join(f"[{key!r}]" for key in self.keys)
+
+    def inside(self, key: str | int, value: Any) -> Any:
+        """Go to a value inside the present one and come back."""
+        self.keys.append(key)
+        found = self.value(value)
+        self.keys.pop()
+        return found
+
+    def value(self, value: Any) -> Any:
+        """Return what a value becomes."""
+        raise NotImplementedError
+
+
+class _Encoder(_Walk):
+    def value(self, value: Any) -> Tree:
+        match value:
+            case None | bool():
+                return value
+            case int():
+                return int(value)
+            case float() if math.isfinite(value):
+                return float(value)
+            case float():
+                return {KIND: "float", "value": str(float(value))}
+            case str():
+                return str.__str__(value)
+            case Tensor():
+                return self.tensor(value)
+            case list() | tuple() | dict() if len(self.keys) == DEEPEST:
+                raise TypeError(
+                    f"the state is nested too deeply, or contains itself: {self.place()}"
+                )
+            case tuple():
+                return {KIND: "tuple", "items": self.sequence(value)}
+            case list():
+                return self.sequence(value)
+            case dict():
+                return self.mapping(value)
+        raise TypeError(f"cannot be stored: {self.place()}, a {type(value).__name__}")
+
+    def sequence(self, values: list[Any] | tuple[Any, ...]) -> list[Tree]:
+        return [self.inside(i, value) for i, value in enumerate(values)]
+
+    def mapping(self, values: dict[Any, Any]) -> Tree:
+        for key in values:
+            if not isinstance(key, str | int) or isinstance(key, bool):
+                raise TypeError(f"cannot be stored: {self.place()}, which has the key {key!r}")
+        if all(isinstance(key, str) and key != KIND for key in values):
+            return {self.value(key): self.inside(key, value) for key, value in values.items()}
+        items = [[self.value(key), self.inside(key, value)] for key, value in values.items()]
+        return {KIND: "dict", "items": items}
+
+    def tensor(self, tensor: Tensor) -> Tree:
+        try:
+            kept, form = take(tensor)
+        except TypeError as error:
+            raise TypeError(f"cannot be stored: {self.place()}, {error}") from None
+        name = str(len(self.tensors))
+        self.tensors[name] = kept
+        return {KIND: "tensor", "name": name, **form}
+
+
+class _Decoder(_Walk):
+    def value(self, value: Tree) -> Any:
+        match value:
+            case None | bool() | int() | str():
+                return value
+            case float() if math.isfinite(value):
+                return value
+            case list() | dict() if len(self.keys) > DEEPEST:
+                raise self.bad("nested too deeply")
+            case list():
+                return [self.inside(i, item) for i, item in enumerate(value)]
+            case dict() if KIND not in value:
+                return {key: self.inside(key, item) for key, item in value.items()}
+            case {"$": "float", "value": str(word), **more} if word in NOT_FINITE and not more:
+                return NOT_FINITE[word]
+            case {"$": "tuple", "items": list(items), **more} if not more:
+                return tuple(self.inside(i, item) for i, item in enumerate(items))
+            case {"$": "dict", "items": list(items), **more} if not more:
+                return self.mapping(items)
+            case {"$": "tensor", "name": str(name), **form}:
+                return self.tensor(name, form)
+        raise self.bad("not of a known kind")
+
+    def mapping(self, items: list[Tree]) -> dict[str | int, Any]:
+        found: dict[str | int, Any] = {}
+        for item in items:
+            match item:
+                case [str() | int() as key, value] if type(key) is not bool and key not in found:
+                    found[key] = self.inside(key, value)
+                case _:
+                    raise self.bad("a dict with an item that has no key of its own")
+        return found
+
+    def tensor(self, name: str, form: dict[Any, Any]) -> Tensor:
+        if name not in self.tensors:
+            raise self.bad("a tensor that is not there, or that another place has")
+        if form.keys() != {"dtype", "shape", "strides"}:
+            raise self.bad("a tensor without a proper form")
+        try:
+            return restore(self.tensors.pop(name), **form)
+        except BadCheckpoint as error:
+            raise self.bad(str(error)) from None
+
+    def bad(self, what: str) -> BadCheckpoint:
+        return BadCheckpoint(f"{self.place()[:100]} is {what}")

@@ -1,0 +1,125 @@
+"""The files of one checkpoint: on disk when `write` returns, and whole when `read` does."""
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from classgrad import __version__
+from classgrad.checkpoints import schema
+from classgrad.checkpoints.encoding import decode, encode
+from classgrad.checkpoints.errors import BadCheckpoint
+from classgrad.checkpoints.manifest import Entry, Manifest, parse_json, parse_manifest
+from classgrad.checkpoints.tensors import file_pieces, from_file
+from classgrad.errors import UserError
+
+STATE, TENSORS, MANIFEST = "state.json", "tensors.safetensors", "manifest.json"
+LARGEST_MANIFEST = 2**16
+PIECE = 2**20
+
+
+def write(folder: Path, counter: int, state: dict[str, Any]) -> None:
+    """Write a checkpoint into a folder that is not there yet."""
+    tree, tensors = encode(state)
+    text = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    folder.mkdir()
+    entries = {
+        STATE: _write_file(folder / STATE, [text]),
+        TENSORS: _write_file(folder / TENSORS, file_pieces(tensors)),
+    }
+    manifest = Manifest(schema.SCHEMA_VERSION, __version__, counter, entries)
+    _write_file(folder / MANIFEST, [manifest.to_json()])
+    sync(folder)
+
+
+def read(folder: Path, counter: int) -> tuple[Manifest, dict[str, Any]]:
+    """Return a checkpoint's manifest and its state, brought up to date.
+
+    Damage of any kind is a BadCheckpoint, which names the file.
+    """
+    with _naming(MANIFEST):
+        manifest = parse_manifest(_read_file(folder / MANIFEST, most=LARGEST_MANIFEST))
+        if manifest.counter != counter:
+            raise BadCheckpoint(f"it belongs to checkpoint {manifest.counter}")
+    if manifest.schema > schema.SCHEMA_VERSION:
+        raise UserError(
+            f"'{folder}' has schema {manifest.schema}, newer than {schema.SCHEMA_VERSION}: "
+            f"update classgrad, from {__version__} to at least {manifest.code!r}"
+        )
+    with _naming(STATE):
+        tree = parse_json(_verified(folder / STATE, manifest))
+    with _naming(TENSORS):
+        tensors = from_file(_verified(folder / TENSORS, manifest))
+    with _naming(STATE):
+        state = decode(tree, tensors)
+        if not isinstance(state, dict):
+            raise BadCheckpoint("the state is not a dict")
+    return manifest, schema.migrate(state, manifest.schema)
+
+
+def sync(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # Some network filesystems cannot do this for folders; they keep names durable themselves.
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
+
+
+def _write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> Entry:
+    found, size = hashlib.sha256(), 0
+    with open(path, "xb") as file:
+        for piece in pieces:
+            # A little at a time: what was just hashed is still in the processor's cache.
+            for start in range(0, len(piece), PIECE):
+                part = piece[start : start + PIECE]
+                found.update(part)
+                file.write(part)
+            size += len(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    return Entry(size, found.hexdigest())
+
+
+def _verified(path: Path, manifest: Manifest) -> bytes:
+    if path.name not in manifest.files:
+        raise BadCheckpoint("not in the manifest")
+    wanted = manifest.files[path.name]
+    if path.is_file() and path.stat().st_size != wanted.size:
+        raise BadCheckpoint(f"{path.stat().st_size} bytes instead of {wanted.size}")
+    content = _read_file(path, most=wanted.size)
+    if hashlib.sha256(content).hexdigest() != wanted.sha256:
+        raise BadCheckpoint("its checksum is wrong")
+    return content
+
+
+def _read_file(path: Path, most: int) -> bytes:
+    if not path.is_file():
+        raise BadCheckpoint("missing")
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise BadCheckpoint(f"{size} bytes, more than {most}")
+        return file.read()
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Say in the message of an error which file of the checkpoint is damaged."""
+    try:
+        yield
+    except BadCheckpoint as error:
+        raise BadCheckpoint(f"{name}: {error}") from None
+    except OSError as error:
+        # A disk that fails is damage. Files that may not be read are not: the user can change that.
+        if error.errno != errno.EIO:
+            raise
+        raise BadCheckpoint(f"{name}: {error.strerror}") from None

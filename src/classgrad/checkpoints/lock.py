@@ -1,0 +1,176 @@
+"""One process at a time: a file that says who uses a folder."""
+
+import fcntl
+import json
+import os
+import socket
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from classgrad.checkpoints.errors import BadCheckpoint
+from classgrad.checkpoints.manifest import parse_json
+from classgrad.errors import UserError
+
+FILE_NAME = "lock.json"
+LARGEST = 2**12
+PATIENCE = 1.0  # seconds for another process to take the lock over
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process: its number, the host it has this number on, and its start, as numbers recur."""
+
+    pid: int
+    host: str
+    started: str
+
+    def runs_here(self) -> bool:
+        """Tell whether the process is of this host and is seen to run."""
+        here = self.host == socket.gethostname()
+        return here and self.started != "" and start_of(self.pid) == self.started
+
+
+class Lock:
+    """Keeps other processes away from a folder as long as the `with` block runs.
+
+    The lock is a finished file that is given its name by a hard link. That excludes other hosts on
+    every network filesystem, where locks of the kernel may not, but it outlives a process that was
+    killed. So the owner also holds a lock of the kernel on the file, which ends with the process:
+    who gets that one on the same host may put its own file in the place of the old one, and only
+    one process can get it. A process of another host cannot be looked at, so its file stays until
+    the user removes it.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self.path = self.folder / FILE_NAME
+        self._handle: int | None = None  # the open file
+
+    def __enter__(self) -> "Lock":
+        part = self.folder / f".{FILE_NAME}-{uuid.uuid4().hex}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+            _fill(self._handle)
+            # Neither is possible when the file comes, goes or changes hands at this very moment.
+            end = time.monotonic() + PATIENCE
+            while not (self._create(part) or self._take_over(part, end)):
+                time.sleep(0.01)
+        except OSError as error:
+            self._close()
+            remedy = "give a folder that can be written to"
+            raise UserError(f"cannot lock '{self.folder}': {error.strerror}; {remedy}") from None
+        except UserError:
+            self._close()
+            raise
+        finally:
+            with suppress(OSError):
+                part.unlink()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # A file that cannot be removed is that of a dead process as soon as this one has ended.
+        with suppress(OSError):
+            if self._handle is not None and _is_at(self._handle, self.path):
+                self.path.unlink()
+        self._close()
+
+    def _close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def _create(self, part: Path) -> bool:
+        """Give the finished file its name, if there is none of that name."""
+        try:
+            os.link(part, self.path)
+        except FileExistsError:
+            # A network filesystem may say so when its first answer, that it was made, got lost.
+            return part.stat().st_nlink == 2
+        return True
+
+    def _take_over(self, part: Path, end: float) -> bool:
+        """Put the finished file in the place of one whose owner is dead."""
+        try:
+            with open(self.path, "rb+") as old:
+                owner, free = self._owner(old.read(LARGEST)), _lock(old.fileno())
+                if not _is_at(old.fileno(), self.path):
+                    return False
+                if owner.host != socket.gethostname() or owner.runs_here():
+                    raise self._refusal(owner)
+                if not free and time.monotonic() < end:
+                    return False
+                if not free:
+                    raise self._refusal(owner)
+                os.replace(part, self.path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _owner(self, content: bytes) -> Owner:
+        with suppress(BadCheckpoint):
+            match parse_json(content):
+                case {"pid": int(pid), "host": str(host), "started": str(started)}:
+                    return Owner(pid, host, started)
+        raise UserError(
+            f"'{self.path}' is not a lock of classgrad: remove it if no process uses the folder"
+        )
+
+    def _refusal(self, owner: Owner) -> UserError:
+        remedy = "wait until it ends, or stop it"
+        if not owner.runs_here():
+            remedy = f"if that process is gone, remove '{self.path}'"
+        return UserError(
+            f"'{self.folder}' is in use by process {owner.pid} on {owner.host!r}: {remedy}"
+        )
+
+
+def start_of(pid: int) -> str:
+    """Return what tells a process from others of the same number; "" if it does not run.
+
+    Also "" on systems without /proc, where the lock of the kernel has to tell.
+    """
+    try:
+        status = Path(f"/proc/{pid}/stat").read_bytes()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+    # The name of the program comes second, in brackets, and may hold anything.
+    fields = status[status.rindex(b")") + 1 :].decode().split()
+    state, started = fields[0], fields[19]
+    # A process that was killed is still listed until its parent asks how it ended.
+    return "" if state in ("Z", "X") else f"{boot} {started}"
+
+
+def _fill(handle: int) -> None:
+    """Name this process as the owner in a new file, and get the kernel's lock on it."""
+    owner = Owner(os.getpid(), socket.gethostname(), start_of(os.getpid()))
+    os.write(handle, json.dumps(asdict(owner), indent=1).encode() + b"\n")
+    os.fsync(handle)
+    _lock(handle)
+
+
+def _lock(handle: int) -> bool:
+    """Get the kernel's lock on an open file; tell whether that was possible."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False  # somebody has it, or the filesystem has no locks
+    return True
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    """Tell whether an open file is the one that has this name now."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False

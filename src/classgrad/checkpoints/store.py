@@ -1,0 +1,136 @@
+"""The checkpoints of a run: a folder of numbered folders, of which the last two are kept."""
+
+import errno
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from classgrad.checkpoints import files
+from classgrad.checkpoints.errors import BadCheckpoint
+from classgrad.errors import UserError
+
+# Folders that begin like this are being written or removed; nothing in them counts.
+PART = ".part-"
+
+REMEDIES = {
+    errno.ENOSPC: "make room; ",
+    errno.EDQUOT: "make room; ",
+    errno.EROFS: "give a folder that can be written to; ",
+    errno.EACCES: "give a folder that can be written to; ",
+    errno.EPERM: "give a folder that can be written to; ",
+}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A state that was read, and what is known about it."""
+
+    state: dict[str, Any]
+    counter: int  # of the checkpoint; each has one more than the one before
+    code: str  # the version of classgrad that wrote it
+    warnings: tuple[str, ...]  # why newer ones could not be used, a line for each
+
+
+class Store:
+    """The checkpoints in a folder, which one process uses at a time.
+
+    A process that continues a run loads first: what it continues from is then kept until it has
+    saved twice, even if there is a newer checkpoint that is damaged.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self._last: int | None = None  # the last one that this process has loaded or saved
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Save a state; it is on disk when this returns, and what was there before stays if not."""
+        last, part = None, None
+        try:
+            _make(self.folder)
+            self._remove_parts()
+            before = self._counters()
+            newest = max(before, default=None)
+            last = self._last if self._last in before else newest
+            counter = 1 if newest is None else newest + 1
+            part = self._part(counter)
+            files.write(part, counter, state)
+            os.rename(part, self._path(counter))
+            files.sync(self.folder)
+        except OSError as error:
+            raise self._not_saved(error, last) from None
+        finally:
+            if part is not None:
+                shutil.rmtree(part, ignore_errors=True)
+        self._last = counter
+        self._remove(set(before) - {last})
+
+    def load(self) -> Loaded | None:
+        """Return the newest state that is whole, or None if no checkpoint is there."""
+        warnings: list[str] = []
+        for counter in self._counters_to_read():
+            path = self._path(counter)
+            try:
+                manifest, state = files.read(path, counter)
+            except BadCheckpoint as error:
+                warnings.append(f"checkpoint '{path}' is damaged: {error}")
+            except OSError as error:
+                raise UserError(f"checkpoint '{path}' cannot be read: {error.strerror}") from None
+            else:
+                self._last = counter
+                return Loaded(state, counter, manifest.code, tuple(warnings))
+        if warnings:
+            raise UserError(
+                f"no checkpoint in '{self.folder}' can be used: restore the folder from a copy, or "
+                f"remove it to start again; {'; '.join(warnings)}"
+            )
+        return None
+
+    def _path(self, counter: int) -> Path:
+        return self.folder / f"{counter:06d}"
+
+    def _part(self, counter: int) -> Path:
+        return self.folder / f"{PART}{counter:06d}"
+
+    def _counters(self) -> list[int]:
+        names = [name for name in os.listdir(self.folder) if name.isascii() and name.isdigit()]
+        return [int(name) for name in names if name == self._path(int(name)).name]
+
+    def _counters_to_read(self) -> list[int]:
+        try:
+            return sorted(self._counters(), reverse=True)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UserError(f"'{self.folder}' cannot be read: {error.strerror}") from None
+
+    def _remove(self, counters: set[int]) -> None:
+        for counter in counters:
+            try:
+                # Renamed first, so that no checkpoint is ever half removed under its number.
+                os.rename(self._path(counter), self._part(counter))
+            except OSError:
+                continue  # the new one is saved all the same; the next save tries again
+        self._remove_parts()
+
+    def _remove_parts(self) -> None:
+        for path in self.folder.glob(f"{PART}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _not_saved(self, error: OSError, last: int | None) -> UserError:
+        kept = (
+            "no earlier checkpoint is there"
+            if last is None
+            else f"the checkpoint before, '{self._path(last).name}', is intact"
+        )
+        remedy = REMEDIES.get(error.errno or 0, "")
+        return UserError(f"cannot save to '{self.folder}': {error.strerror}; {remedy}{kept}")
+
+
+def _make(folder: Path) -> None:
+    """Make a folder and those above it, and make their names durable."""
+    if not folder.is_dir():
+        _make(folder.parent)
+        folder.mkdir(exist_ok=True)
+        files.sync(folder.parent)

@@ -1,0 +1,310 @@
+"""A folder has one owner at a time."""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from classgrad import UserError
+from classgrad.checkpoints import Lock, lock
+from classgrad.checkpoints.lock import start_of
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+
+
+def write_lock(folder, **parts):
+    me = {"pid": os.getpid(), "host": socket.gethostname(), "started": start_of(os.getpid())}
+    (folder / "lock.json").write_text(json.dumps({**me, **parts}))
+
+
+def owner(folder):
+    return json.loads((folder / "lock.json").read_text())["pid"]
+
+
+def takes_over(folder):
+    with Lock(folder):
+        assert owner(folder) == os.getpid()
+    assert os.listdir(folder) == []
+
+
+def refused(folder, *reasons):
+    before = (folder / "lock.json").read_bytes()
+    with pytest.raises(UserError) as caught, Lock(folder):
+        pass
+    message = str(caught.value)
+    assert "\n" not in message
+    for reason in (f"'{folder}", *reasons):
+        assert reason in message
+    assert (folder / "lock.json").read_bytes() == before
+    assert os.listdir(folder) == ["lock.json"]
+
+
+@pytest.fixture
+def sleeper():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def test_the_file_names_its_owner_and_goes_with_the_block(tmp_path):
+    folder = tmp_path / "runs" / "new"
+    with Lock(folder) as own:
+        assert json.loads(own.path.read_text()) == {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started": start_of(os.getpid()),
+        }
+        assert os.listdir(folder) == ["lock.json"]
+        with open(own.path) as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert os.listdir(folder) == []
+    takes_over(folder)
+
+
+def test_it_is_released_after_an_error(tmp_path):
+    with pytest.raises(ZeroDivisionError), Lock(tmp_path):
+        1 / 0  # noqa: B018
+    takes_over(tmp_path)
+
+
+def test_a_second_owner_is_refused(tmp_path):
+    with Lock(tmp_path):
+        process = f"in use by process {os.getpid()} on '{socket.gethostname()}'"
+        refused(tmp_path, process, "wait until it ends, or stop it")
+        assert owner(tmp_path) == os.getpid()
+    takes_over(tmp_path)
+
+
+def test_a_lock_of_a_process_that_is_gone_is_taken_over(tmp_path, sleeper):
+    write_lock(tmp_path, pid=sleeper.pid, started=start_of(sleeper.pid))
+    refused(tmp_path, f"process {sleeper.pid} ")
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    assert Path(f"/proc/{sleeper.pid}").exists()  # listed as long as nobody asked how it ended
+    takes_over(tmp_path)
+    write_lock(tmp_path, pid=sleeper.pid, started="1")
+    sleeper.wait()
+    takes_over(tmp_path)
+
+
+def test_a_lock_whose_number_now_belongs_to_another_process_is_taken_over(tmp_path, sleeper):
+    write_lock(tmp_path, pid=sleeper.pid)
+    takes_over(tmp_path)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(lock, "PATIENCE", 0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_process_that_is_not_seen_but_holds_the_kernels_lock_is_respected(tmp_path):
+    write_lock(tmp_path, started="in another container")
+    with open(tmp_path / "lock.json") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        refused(tmp_path, f"if that process is gone, remove '{tmp_path / 'lock.json'}'")
+    takes_over(tmp_path)
+
+
+def test_a_lock_of_another_host_is_refused(tmp_path):
+    write_lock(tmp_path, host="elsewhere", pid=2**22 + 1)
+    refused(
+        tmp_path,
+        f"in use by process {2**22 + 1} on 'elsewhere'",
+        f"if that process is gone, remove '{tmp_path / 'lock.json'}'",
+    )
+
+
+def test_a_lock_that_another_process_took_over_a_moment_ago_is_respected(
+    tmp_path, sleeper, monkeypatch
+):
+    get, calls = lock._lock, []
+
+    def overtaken(handle):
+        got = get(handle)
+        calls.append(got)
+        if len(calls) == 2:  # the first is for the file of its own
+            (tmp_path / "lock.json").unlink()
+            write_lock(tmp_path, pid=sleeper.pid, started=start_of(sleeper.pid))
+        return got
+
+    write_lock(tmp_path, started="1")
+    monkeypatch.setattr(lock, "_lock", overtaken)
+    with pytest.raises(UserError, match=f"in use by process {sleeper.pid} "), Lock(tmp_path):
+        pass
+    assert calls[:2] == [True, True]
+    assert owner(tmp_path) == sleeper.pid
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"pid": "1"}', b"[" * 9999])
+def test_what_is_no_lock_is_refused(tmp_path, content):
+    (tmp_path / "lock.json").write_bytes(content)
+    refused(tmp_path, "is not a lock of classgrad: remove it if no process uses the folder")
+
+
+def test_a_lock_that_somebody_else_has_now_is_not_removed(tmp_path):
+    with Lock(tmp_path):
+        (tmp_path / "lock.json").unlink()
+        write_lock(tmp_path, pid=1)
+    assert owner(tmp_path) == 1
+
+
+def test_a_lock_that_was_removed_does_not_matter(tmp_path):
+    with Lock(tmp_path):
+        (tmp_path / "lock.json").unlink()
+    takes_over(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["open", "link", "fsync"])
+def test_a_folder_that_cannot_be_written_to_is_one_clear_line(tmp_path, monkeypatch, name):
+    def fail(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, fail)
+        with pytest.raises(UserError, match="Read-only file system; give a folder"):
+            Lock(tmp_path).__enter__()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.usefixtures("impatient")
+def test_without_locks_of_the_kernel_a_folder_is_locked_but_never_taken_over(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with Lock(tmp_path):
+        refused(tmp_path, "wait until it ends, or stop it")
+    write_lock(tmp_path, started="1")
+    refused(tmp_path, "if that process is gone, remove")
+
+
+def test_an_answer_that_got_lost_on_the_network_is_understood(tmp_path, monkeypatch):
+    link = os.link
+
+    def forgetful(*names):
+        link(*names)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+    monkeypatch.setattr(os, "link", forgetful)
+    takes_over(tmp_path)
+
+
+def test_the_start_of_a_process_is_found_whatever_its_name():
+    script = "echo 'a) Z 1 (b' > /proc/self/comm; echo; read line"
+    with subprocess.Popen(
+        ["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as shell:
+        shell.stdout.readline()
+        boot, ticks = start_of(shell.pid).split()
+        own_boot, own_ticks = start_of(os.getpid()).split()
+        assert boot == own_boot
+        assert 0 < int(own_ticks) < int(ticks)
+        shell.stdin.close()
+    assert start_of(shell.pid) == ""
+
+
+RACE = """
+import json, os, signal, socket, sys
+from classgrad import UserError
+from classgrad.checkpoints import Lock
+
+folder, racers = sys.argv[1], 6
+path = os.path.join(folder, "lock.json")
+
+
+def fork(work):
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            status = work()
+        finally:
+            os._exit(status)
+    return pid
+
+
+def ended(pids):
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+def leave_stale_lock():
+    out, ready = os.pipe()
+
+    def hold():
+        with Lock(folder):
+            os.write(ready, b"x")
+            signal.pause()
+
+    pid = fork(hold)
+    os.read(out, 1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(out), os.close(ready)
+    assert json.load(open(path))["pid"] == pid
+
+
+def race():
+    # All start at once; who wins keeps the lock until all have tried.
+    start, go = os.pipe()
+    tried, done = os.pipe()
+    over, end = os.pipe()
+
+    def racer():
+        os.close(go), os.close(end)
+        os.read(start, 1)
+        try:
+            with Lock(folder):
+                os.write(done, b"w")
+                os.read(over, 1)
+                assert json.load(open(path))["pid"] == os.getpid()
+                return 10
+        except UserError as error:
+            os.write(done, b"l")
+            return 20 if "wait until it ends" in str(error) else 30
+
+    pids = [fork(racer) for _ in range(racers)]
+    os.close(start), os.close(go)
+    for _ in range(racers):
+        os.read(tried, 1)
+    os.close(over), os.close(end)
+    os.close(tried), os.close(done)
+    return sorted(ended(pids))
+
+
+def meet():
+    # Again and again in and out: never two inside.
+    inside, count = os.path.join(folder, "inside"), 0
+    for _ in range(150):
+        try:
+            with Lock(folder):
+                os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
+                os.remove(inside)
+                count += 1
+        except UserError:
+            pass
+    return 10 if count else 20
+
+
+for stale in [True, False] * 8:
+    if stale:
+        leave_stale_lock()
+    assert race() == [10] + [20] * (racers - 1)
+    assert os.listdir(folder) == [], os.listdir(folder)
+assert set(ended([fork(meet) for _ in range(3)])) == {10}
+assert os.listdir(folder) == []
+"""
+
+
+def test_of_many_processes_at_the_same_moment_one_wins(tmp_path):
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", RACE, str(tmp_path)]
+    found = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stderr
