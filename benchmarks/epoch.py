@@ -64,7 +64,7 @@ def measure(bench: Bench) -> list[Row]:
     learner = Learner("cgp")
 
     def epoch() -> None:
-        fit(learner.net, learner.method, [learner.task], learner.training, seed=1)
+        fit(learner.net, learner.method, [learner.task], learner.loop.training, seed=1)
 
     epoch()
     best, found = float("inf"), Parts()

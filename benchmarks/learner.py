@@ -11,13 +11,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.images import CLASSES, random_task
 from benchmarks.timing import Call
-from classgrad import networks, seeds
-from classgrad.methods.base import Step
+from classgrad import networks
 from classgrad.methods.projected import Projected
 from classgrad.networks import Network
 from classgrad.plan import make_plan
 from classgrad.records import RunRecord
 from classgrad.tasks import batches
+from classgrad.training import Loop
 
 BATCH = 64
 TASKS = 10  # of the recorded stream
@@ -48,8 +48,8 @@ class Learner:
     """
 
     def __init__(self, method: str, learnt: int = TASKS, *, protect: bool = True) -> None:
-        plan = make_plan("split-cifar100", method, values={"epochs": 1})
-        self.training, self.method = plan.training, plan.method
+        plan = make_plan("split-cifar100", method, values={"epochs": 1, "warmup": 0})
+        self.method = plan.method
         self.task = random_task(learnt, per_class=BATCH)
         self.net = networks.build(plan.network, (3, 32, 32), **plan.network_options.model_dump())
         for _ in range(learnt):
@@ -60,27 +60,18 @@ class Learner:
                 self.method.load_state_dict(state_after(learnt, self.method, self.net), self.net)
         self.net.add_task(CLASSES)
         self.method.begin_task(self.net, self.task)
-        parameters = [p for p in self.method.parameters(self.net, [self.task]) if p.requires_grad]
-        self.optimizer = self.training.optimizer_for(parameters)
-        self.chance = seeds.generator(1, "method", learnt)
+        self.loop = Loop(self.net, self.method, [self.task], plan.training, seed=1)
         self.index = cycle(batches(len(self.task.train), BATCH))
         self.net.train()
 
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimiser of the loop."""
+        return self.loop.optimizer
+
     def step(self) -> None:
-        """Do what the training loop does with a batch."""
-        index = next(self.index)
-        images = self.task.train.unit_images(index)
-        x, y = self.task.transform(images), self.task.train.labels[index]
-        step = Step(
-            self.task, index, images, x, y, self.optimizer, self.chance, 0, per_epoch=1, steps=1
-        )
-        loss = self.method.loss(self.net, step)
-        loss.item()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.method.adjust_gradients(self.net, step)
-        self.optimizer.step()
-        self.method.after_step(self.net, step)
+        """Take a step of the training loop."""
+        self.loop.step(self.task, next(self.index))
 
 
 def state_after(learnt: int, method: Projected, net: Network) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def test_the_fused_optimiser_takes_the_steps_of_the_plain_one(nesterov):
             optimizer.step()
         ends.append(weights)
     for plain, fused in zip(*ends, strict=True):
-        assert torch.equal(plain, fused)
+        torch.testing.assert_close(plain, fused)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from within PyTorch

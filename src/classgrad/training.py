@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from shutil import which
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -19,6 +19,7 @@ from classgrad.networks.network import Network
 from classgrad.schedules import Constant, Cosine, Plateau, Schedule
 from classgrad.settings import Settings
 from classgrad.tasks import Task, batch_count, batches
+from classgrad.updates import made_for_one_task
 
 
 class Training(Settings):
@@ -72,7 +73,7 @@ class Training(Settings):
             momentum=self.momentum,
             weight_decay=decay,
             nesterov=nesterov,
-            fused=True,  # one pass over memory instead of three, and the same bits
+            fused=True,  # one pass over memory instead of three
         )
 
 
@@ -94,6 +95,16 @@ class LossNotFinite(UserError):
     """Training stopped because the loss is no longer a number."""
 
 
+class Keeping(Protocol):
+    """Keeps the state of the training loop, so that it can go on from there."""
+
+    def take(self) -> dict[str, Any] | None:
+        """Return the state to go on from, if there is one that was not taken yet."""
+
+    def after_step(self, state: Callable[[], dict[str, Any]]) -> None:
+        """Save the state if it is time to; called after every step."""
+
+
 def fit(
     net: Network,
     method: Method,
@@ -102,71 +113,151 @@ def fit(
     *,
     seed: int,
     observer: Observer | None = None,
+    keeping: Keeping | None = None,
 ) -> None:
-    """Train on these tasks together; every batch holds samples of one of them."""
-    newest = tasks[-1].id
-    parameters = [p for p in method.parameters(net, tasks) if p.requires_grad]
-    optimizer = training.optimizer_for(parameters)
-    per_epoch = sum(batch_count(len(task.train), training.batch_size) for task in tasks)
-    steps = training.epochs * per_epoch
-    schedule = training.schedule_for(steps)
-    if isinstance(schedule, Plateau) and not any(len(task.valid) for task in tasks):
-        raise UserError(
-            "schedule 'plateau' needs validation data: keep some of the training data apart, or "
-            "choose schedule=cosine"
-        )
-    order = seeds.generator(seed, "order", newest)
-    chance = seeds.generator(seed, "method", newest)
-    net.set_generator(seeds.generator(seed, "dropout", newest))
-    best: dict[str, Tensor] | None = None
-    done = 0
+    """Train on these tasks together; every batch holds samples of one of them.
+
+    With `keeping` the loop goes on from a state that was kept, to the same bits.
+    """
+    loop = Loop(net, method, tasks, training, seed)
+    state = keeping and keeping.take()
+    if state:
+        loop.load_state_dict(state)
     if training.compile:
         compile_trunk(net)
-    for epoch in range(training.epochs):
-        net.train()
-        for task, index in epoch_batches(tasks, training.batch_size, order):
-            for group in optimizer.param_groups:
-                group["lr"] = schedule.rate(done)
-            images = task.train.unit_images(index, next(net.parameters()).dtype)
-            step = Step(
-                task,
-                index,
-                images,
-                task.transform(images),
-                task.train.labels[index],
-                optimizer,
-                chance,
-                number=done,
-                per_epoch=per_epoch,
-                steps=steps,
-            )
-            loss = method.loss(net, step)
-            value = loss.item()
-            if not math.isfinite(value):
-                raise LossNotFinite(
-                    f"the loss is {value} at task {task.id + 1} ('{task.name}'), "
-                    f"epoch {epoch + 1}, step {done % per_epoch + 1}: lower learning_rate "
-                    f"(it was {training.learning_rate:g}) or look for bad values in the images"
-                )
-            optimizer.zero_grad()
-            loss.backward()
-            method.adjust_gradients(net, step)
-            prepare(optimizer)
-            optimizer.step()
-            method.after_step(net, step)
-            done += 1
-            if observer:
-                observer(Progress(newest, epoch, done, steps, value))
-        if isinstance(schedule, Plateau):
-            verdict = schedule.judge(validation_loss(net, tasks, training.batch_size))
-            if verdict == "better":
-                best = {name: value.clone() for name, value in net.state_dict().items()}
-            if verdict == "stop":
-                break
-    if best is not None:
-        net.load_state_dict(best)
+    loop.go(observer, keeping)
     if training.compile:
         net.trunk._compiled_call_impl = None
+
+
+class Loop:
+    """The training loop over some tasks, and where it stands."""
+
+    def __init__(
+        self, net: Network, method: Method, tasks: Sequence[Task], training: Training, seed: int
+    ) -> None:
+        self.net, self.method, self.tasks, self.training = net, method, tasks, training
+        self.newest = tasks[-1].id
+        self.parameters = [p for p in method.parameters(net, tasks) if p.requires_grad]
+        self.optimizer = training.optimizer_for(self.parameters)
+        made_for_one_task(self.optimizer)
+        self.per_epoch = sum(batch_count(len(task.train), training.batch_size) for task in tasks)
+        self.steps = training.epochs * self.per_epoch
+        self.schedule = training.schedule_for(self.steps)
+        if isinstance(self.schedule, Plateau) and not any(len(task.valid) for task in tasks):
+            raise UserError(
+                "schedule 'plateau' needs validation data: keep some of the training data apart, "
+                "or choose schedule=cosine"
+            )
+        kinds = ("order", "method", "dropout")
+        self.chances = {kind: seeds.generator(seed, kind, self.newest) for kind in kinds}
+        net.set_generator(self.chances["dropout"])
+        self.best: dict[str, Tensor] | None = None
+        self.done = self.epoch = 0
+        self.batch = 0  # of this epoch, which comes next
+        self.shuffle = self.chances["order"].get_state()  # that makes the batches of this epoch
+
+    def go(self, observer: Observer | None, keeping: Keeping | None) -> None:
+        """Train to the end."""
+        while self.epoch < self.training.epochs:
+            self.net.train()
+            self.shuffle = self.chances["order"].get_state()
+            found = epoch_batches(self.tasks, self.training.batch_size, self.chances["order"])
+            for task, index in found[self.batch :]:
+                value = self.step(task, index)
+                self.done += 1
+                self.batch += 1
+                if observer:
+                    observer(Progress(self.newest, self.epoch, self.done, self.steps, value))
+                if keeping:
+                    keeping.after_step(self.state_dict)
+            self.batch = 0
+            self.epoch += 1
+            if isinstance(self.schedule, Plateau) and not self.goes_on(self.schedule):
+                break
+        if self.best is not None:
+            self.net.load_state_dict(self.best)
+
+    def step(self, task: Task, index: Tensor) -> float:
+        """Take one step on a batch; return its loss."""
+        net, method = self.net, self.method
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.schedule.rate(self.done)
+        images = task.train.unit_images(index, next(net.parameters()).dtype)
+        step = Step(
+            task,
+            index,
+            images,
+            task.transform(images),
+            task.train.labels[index],
+            self.optimizer,
+            self.chances["method"],
+            number=self.done,
+            per_epoch=self.per_epoch,
+            steps=self.steps,
+        )
+        loss = method.loss(net, step)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise not_finite(value, step, self.training.learning_rate)
+        self.optimizer.zero_grad()
+        loss.backward()
+        method.adjust_gradients(net, step)
+        prepare(self.optimizer)
+        self.optimizer.step()
+        method.after_step(net, step)
+        return value
+
+    def goes_on(self, schedule: Plateau) -> bool:
+        """Judge the weights by validation data, and keep the best ones."""
+        loss = validation_loss(self.net, self.tasks, self.training.batch_size)
+        verdict = schedule.judge(loss)
+        if verdict == "better":
+            self.best = {name: value.clone() for name, value in self.net.state_dict().items()}
+        return verdict != "stop"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is needed to go on after a step, beside the method's state."""
+        chances = {kind: generator.get_state() for kind, generator in self.chances.items()}
+        return {
+            "net": self.net.state_dict(),
+            "optimizer": [self.optimizer.state[parameter] for parameter in self.parameters],
+            "schedule": vars(self.schedule),
+            "chances": {**chances, "order": self.shuffle},
+            "best": self.best,
+            "done": self.done,
+            "epoch": self.epoch,
+            "batch": self.batch,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.net.load_state_dict(state["net"])
+        self.optimizer.state.update(zip(self.parameters, state["optimizer"], strict=True))
+        vars(self.schedule).update(state["schedule"])
+        for kind, generator in self.chances.items():
+            generator.set_state(state["chances"][kind])
+        self.best, self.done = state["best"], state["done"]
+        self.epoch, self.batch = state["epoch"], state["batch"]
+
+
+def not_finite(value: float, step: Step, rate: float) -> LossNotFinite:
+    """Say where a loss is not a number, and of which sample if an image is to blame."""
+    where = (
+        f"task {step.task.id + 1} ('{step.task.name}'), epoch {step.epoch + 1}, "
+        f"step {step.number % step.per_epoch + 1}"
+    )
+    bad = (~step.images.flatten(1).isfinite().all(1)).nonzero().flatten()
+    if len(bad):
+        sample = int(step.index[bad[0]])
+        return LossNotFinite(
+            f"the loss is {value} at {where}: training sample {sample} of the task has values that "
+            "are not numbers; put it right or leave it out"
+        )
+    return LossNotFinite(
+        f"the loss is {value} at {where}: lower learning_rate (it was {rate:g}) or look for bad "
+        "values in the images"
+    )
 
 
 def compile_trunk(net: Network) -> None:

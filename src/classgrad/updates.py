@@ -26,6 +26,15 @@ def follow_gradients(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer) is torch.optim.SGD and not decays
 
 
+# Optimisers whose momentum can only be of the task that is being learnt, even where it was loaded.
+_of_one_task: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()
+
+
+def made_for_one_task(optimizer: torch.optim.Optimizer) -> None:
+    """Vouch that an optimiser is used, and its state loaded, within one task only."""
+    _of_one_task.add(optimizer)
+
+
 class FreeUpdates:
     """Knows the optimisers that have seen nothing but free gradients."""
 
@@ -37,7 +46,7 @@ class FreeUpdates:
         """Tell whether free gradients give free updates: SGD without decay or older momentum."""
         if not follow_gradients(optimizer):
             return False
-        if optimizer not in self._trusted:
+        if optimizer not in self._trusted and optimizer not in _of_one_task:
             states = [optimizer.state.get(weight, {}) for weight in weights]
             if any(state.get("momentum_buffer") is not None for state in states):
                 return False

@@ -77,6 +77,9 @@ class Method(Settings):
     def begin_task(self, net: Network, task: Task) -> None:
         """Add or freeze parameters; the optimiser is built after this."""
 
+    def continue_task(self, net: Network, task: Task) -> None:
+        """Take up a task in its middle, instead of `begin_task`: method and network are loaded."""
+
     def parameters(self, net: Network, tasks: Sequence[Task]) -> Iterator[nn.Parameter]:
         """Yield what the optimiser may move: the trunk, and the heads of the tasks at hand.
 

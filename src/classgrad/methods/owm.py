@@ -101,6 +101,10 @@ class OWM(Method):
             self.projector.guard(self._sides, self._frozen)
         self.projector.engage()
 
+    def continue_task(self, net: Network, task: Task) -> None:
+        """Do likewise."""
+        self.begin_task(net, task)
+
     def loss(self, net: Network, step: Step) -> Tensor:
         """Return cross-entropy; with update=step P learns from the batch before `backward`."""
         if self.update == "task":

@@ -92,6 +92,10 @@ class Projected(Method, ABC):
         """Take gradients through projected rows where that is cheaper."""
         self.projector.engage()
 
+    def continue_task(self, net: Network, task: Task) -> None:
+        """Do likewise."""
+        self.projector.engage()
+
     def adjust_gradients(self, net: Network, step: Step) -> None:
         """Remove the protected part of the gradients (Eq. project2)."""
         self.projector.before_step(step.optimizer)
