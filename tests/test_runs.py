@@ -97,7 +97,7 @@ def test_folder_that_cannot_be_written_is_one_clear_line(tmp_path):
     stream = blobs(tasks=1)
     taken = tmp_path / _plan(stream, GPM()).folder_name()
     taken.write_text("in the way")
-    with pytest.raises(UserError, match="cannot be written"):
+    with pytest.raises(UserError, match="cannot lock"):
         run(stream, GPM(), values=QUICK, out=tmp_path)
     assert taken.read_text() == "in the way"
 

@@ -11,7 +11,7 @@ import typer
 
 from classgrad import cli_data
 from classgrad.cli_words import make_plans, parse_seeds, parse_settings
-from classgrad.errors import UserError
+from classgrad.errors import Stopped, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,6 +65,21 @@ def run(
     data_dir: Annotated[
         Path | None, typer.Option(envvar="CLASSGRAD_DATA", help="Folder of the datasets.")
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on with runs that were cut short, which is usual anyway."
+        ),
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Learn again what was learnt before.")
+    ] = False,
+    save_minutes: Annotated[
+        float, typer.Option(min=0, help="Save the state after so many minutes within a task.")
+    ] = 5.0,
+    save_steps: Annotated[
+        int | None, typer.Option(min=1, help="Save the state after so many steps, too.")
+    ] = None,
     compiled: Annotated[
         bool, typer.Option("--compile", help="Compile the network; rarely faster on a CPU.")
     ] = False,
@@ -72,16 +87,25 @@ def run(
         bool, typer.Option("--json", help="Print the record and nothing else.")
     ] = False,
 ) -> None:
-    """Learn a stream of tasks with one or more methods, and compare them."""
+    """Learn a stream of tasks with one or more methods, and compare them.
+
+    A run that was cut short goes on where it was when the command is repeated.
+    """
     from rich.console import Console
 
+    from classgrad.checkpoints import Keeper
     from classgrad.report import draw_matrices
+    from classgrad.run_state import go_on, something_kept
     from classgrad.runs import Run, load_stream, run_folder
 
     values = {**parse_settings(settings or []), **({"compile": True} if compiled else {})}
     seeds = parse_seeds(seed)
     groups = [make_plans(benchmark, method, network, recipe, one, values) for one in seeds]
     folders = [run_folder(out, plan) for plans in groups for plan in plans]
+    if resume and fresh:
+        raise UserError("--resume and --fresh contradict each other: give one of them")
+    if resume and not any(something_kept(folder) for folder in folders):
+        raise UserError(f"nothing in '{out}' to go on with: leave out --resume")
     console = Console(stderr=as_json)
     records: list[RunRecord] = []
     for plans in groups:
@@ -90,9 +114,11 @@ def run(
             for plan in plans:  # whatever is wrong shows before the first run
                 Run(plan, stream)
         for plan in plans:
-            one = Run(plan, stream, folders[len(records)])
-            with progress_bar(console, one) as observer:
-                records.append(one.go(observer))
+            folder = folders[len(records)]
+            keeper = Keeper(folder, minutes=save_minutes, steps=save_steps)
+            one = Run(plan, stream, folder, keeper)
+            with keeper.listening(), progress_bar(console, one) as observer:
+                records.append(go_on(one, observer, fresh=fresh, tell=console.print))
     if as_json:
         found = [json.loads(record.to_json()) for record in records]
         print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
@@ -226,6 +252,8 @@ def main() -> None:
         if not error.format_message():  # no command was given, and the help is printed already
             sys.exit(2)
         fail(error.format_message())
+    except Stopped as stop:
+        fail("stopped; the same command goes on from here", code=128 + stop.number)
     except typer.Abort:
         fail("stopped", code=130)
     except KeyboardInterrupt:

@@ -21,3 +21,11 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f" did you mean '{near[0]}'?" if near else ""
     return UserError(f"unknown {kind} '{name}':{hint} Known: {', '.join(names)}")
+
+
+class Stopped(BaseException):
+    """The process was asked to stop: by Ctrl-C, or by another process; `number` is the signal's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number

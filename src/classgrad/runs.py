@@ -4,15 +4,17 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from classgrad import benchmarks, metrics, networks, seeds
+from classgrad import benchmarks, metrics, networks, run_state, seeds
+from classgrad.checkpoints import Keeper
 from classgrad.errors import UserError
 from classgrad.evaluation import Judge, Score, accuracy, evaluate
 from classgrad.methods.base import Fit, Method
@@ -38,13 +40,15 @@ def run(
     """Learn a stream of tasks with a method and return the record.
 
     Names are looked up in the tables, and their settings come from the recipe and from `values`.
-    A stream or a method that you made yourself is used as it is. With `out` the record is also
-    written to a folder of its own below it, after every task.
+    A stream or a method that you made yourself is used as it is. With `out` the record and the
+    state are also written to a folder of their own below it; the same call again goes on with a run
+    that was cut short, and returns the record of one that was finished.
     """
     plan = make_plan(benchmark, method, network=network, recipe=recipe, seed=seed, values=values)
     stream = benchmark if isinstance(benchmark, TaskStream) else load_stream(plan, data_dir)
-    folder = None if out is None else run_folder(out, plan)
-    return Run(plan, stream, folder).go(observer)
+    if out is None:
+        return Run(plan, stream).go(observer)
+    return run_state.go_on(Run(plan, stream, run_folder(out, plan)), observer)
 
 
 def load_stream(plan: Plan, data_dir: Path | str | None = None) -> TaskStream:
@@ -64,10 +68,20 @@ def run_folder(out: Path | str, plan: Plan) -> Path:
 
 
 class Run:
-    """The state of a run between tasks."""
+    """A run, and its state between tasks.
 
-    def __init__(self, plan: Plan, stream: TaskStream, folder: Path | None = None) -> None:
+    With a folder its state is kept there, and a run that was cut short goes on from it.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        stream: TaskStream,
+        folder: Path | None = None,
+        keeper: Keeper | None = None,
+    ) -> None:
         self.plan, self.stream, self.folder = plan, stream, folder
+        self.keeper = Keeper(folder) if folder is not None and keeper is None else keeper
         self.observer: Observer | None = None
         self.method = plan.method.replace()
         options = plan.network_options.model_dump()
@@ -86,15 +100,24 @@ class Run:
             data_notes=list(stream.notes),
             versions=versions(),
         )
+        self.started = math.nan  # when the phase at hand began
+        self.unfinished: dict[str, Any] | None = None  # a state in the middle of a task
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells the data from others."""
+        return self.stream.fingerprint()
 
     def go(self, observer: Observer | None = None) -> RunRecord:
-        """Learn all tasks; return the record."""
+        """Learn all tasks that are not learnt yet; return the record."""
         self.observer = observer
         try:
-            for number in range(len(self.stream)):
+            for number in range(len(self.scores), len(self.stream)):
                 self.learn(number)
                 self.record.complete = number == len(self.stream) - 1
                 self.save()
+                if self.keeper and not self.record.complete:
+                    self.keeper.save(run_state.taken(self))
         except LossNotFinite:
             self.save()
             raise
@@ -105,11 +128,14 @@ class Run:
     def learn(self, number: int) -> None:
         """Learn one task and measure."""
         task, seed = self.stream[number], self.plan.seed
-        if number:
-            self.net.add_task(task.classes)
-        if self.net.shared_head and not self.method.joint:
-            self.measure_ahead(number)
-        self.method.begin_task(self.net, task)
+        if self.unfinished:
+            self.method.continue_task(self.net, task)
+        else:
+            if number:
+                self.net.add_task(task.classes)
+            if self.net.shared_head and not self.method.joint:
+                self.measure_ahead(number)
+            self.method.begin_task(self.net, task)
         with self.clock("train"):
             self.method.fit_task(self.net, task, self.fits(self.method.rounds(task)))
         with self.clock("memory"):
@@ -126,7 +152,7 @@ class Run:
 
     def fits(self, rounds: int) -> Fit:
         """Return the training loop, which a method may run up to `rounds` times for a task."""
-        done = itertools.count()
+        done = itertools.count(self.unfinished["round"] if self.unfinished else 0)
 
         def once(tasks: Sequence[Task], epochs: int | None = None) -> None:
             training, number = self.plan.training, next(done)
@@ -140,7 +166,17 @@ class Run:
                 self.observer(replace(at, step=passed, steps=rounds * at.steps))
 
             observer = whole if self.observer else None
-            fit(self.net, self.method, tasks, training, seed=self.plan.seed, observer=observer)
+            keeping = run_state.RoundKeeping(self, number) if self.keeper else None
+            with self.keeper.patience() if self.keeper else nullcontext():
+                fit(
+                    self.net,
+                    self.method,
+                    tasks,
+                    training,
+                    seed=self.plan.seed,
+                    observer=observer,
+                    keeping=keeping,
+                )
 
         return once
 
@@ -243,9 +279,9 @@ class Run:
     @contextmanager
     def clock(self, phase: str) -> Iterator[None]:
         """Add the time the block takes to a phase of the record."""
-        start = time.perf_counter()
+        self.started = time.perf_counter()
         try:
             yield
         finally:
-            spent = getattr(self.record.seconds, phase) + time.perf_counter() - start
+            spent = getattr(self.record.seconds, phase) + time.perf_counter() - self.started
             setattr(self.record.seconds, phase, spent)

@@ -1,5 +1,6 @@
 """Streams of tasks: labelled images for training and validation, and test sets kept apart."""
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -129,6 +130,16 @@ class TaskStream(Sequence[Task]):
         """Shape of one input of the network."""
         first = self._tasks[0]
         return tuple(first.transform(first.train.unit_images(slice(0, 1))).shape[1:])
+
+    def fingerprint(self) -> str:
+        """Return what tells these data from others: a digest of all images and labels."""
+        digest = hashlib.blake2b(digest_size=16)
+        for task, test in zip(self._tasks, self._tests, strict=True):
+            for split in (task.train, task.valid, test):
+                for part in (split.images, split.labels):
+                    digest.update(repr((part.dtype, tuple(part.shape))).encode())
+                    digest.update(part.contiguous().numpy().reshape(-1).view("uint8").data)
+        return digest.hexdigest()
 
     @property
     def class_names(self) -> list[str]:

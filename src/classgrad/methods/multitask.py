@@ -5,6 +5,7 @@ no test batch has, since BatchNorm at test time sees one task at a time (methods
 paper does not say).
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pydantic import PrivateAttr
@@ -21,24 +22,29 @@ class Multitask(Method):
     summary: ClassVar[str] = "all tasks at once with all data (the upper bound)"
     joint: ClassVar[bool] = True
 
-    _tasks: list[Task] = PrivateAttr(default_factory=list)
-    _last: int = PrivateAttr(default=0)
+    _stream: Sequence[Task] = PrivateAttr(default=())
+    _seen: int = PrivateAttr(default=0)
 
     def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
-        """Remember which task is the last one."""
-        self._last = len(stream) - 1
+        """Remember the stream, to know which task is the last one."""
+        self._stream = stream
         return net
 
     def fit_task(self, net: Network, task: Task, fit: Fit) -> None:
-        """Collect the tasks; train at the last one."""
-        self._tasks.append(task)
-        if task.id == self._last:
-            fit(self._tasks)
+        """Wait for the last task; then train on all."""
+        self._seen = task.id + 1
+        if self._seen == len(self._stream):
+            fit(self._stream)
 
     def memory_bytes(self) -> int:
-        """Return the bytes of all training data, which this method needs at once."""
-        return sum(t.train.images.nbytes + t.train.labels.nbytes for t in self._tasks)
+        """Return the bytes of all training data so far, which this method needs at once."""
+        seen = self._stream[: self._seen]
+        return sum(t.train.images.nbytes + t.train.labels.nbytes for t in seen)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the data come from the stream again."""
-        return {}
+        """Return how many tasks came; the data come from the stream again."""
+        return {"seen": self._seen}
+
+    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
+        """Continue from a state."""
+        self._seen = state["seen"]

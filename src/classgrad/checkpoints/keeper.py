@@ -1,0 +1,85 @@
+"""When the state of a run is saved: now and then, and when the process is asked to stop."""
+
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from classgrad.checkpoints.store import Loaded, Store
+from classgrad.errors import Stopped
+
+FOLDER = "checkpoints"
+MINUTES = 5.0
+WORTH_SAVING = 30.0  # seconds of training that should not be lost when the process is stopped
+
+
+class Keeper:
+    """The checkpoints of a run; saves after so many minutes or steps, whichever comes first."""
+
+    def __init__(self, folder: Path, *, minutes: float = MINUTES, steps: int | None = None) -> None:
+        self.store = Store(folder / FOLDER)
+        self.minutes, self.steps = minutes, steps
+        self.asked: int | None = None  # the signal that came, if one did
+        self._saved = time.monotonic()
+        self._taken = 0  # steps since then
+        self._patient = False
+
+    def load(self) -> Loaded | None:
+        """Return the newest state that is whole."""
+        return self.store.load()
+
+    def due(self) -> bool:
+        """Tell, after a step, whether it is time to save."""
+        self._taken += 1
+        late = time.monotonic() - self._saved >= 60 * self.minutes
+        many = self.steps is not None and self._taken >= self.steps
+        return late or many or self.asked is not None
+
+    def worth_saving(self) -> bool:
+        """Tell whether more has been learnt than should be lost."""
+        return time.monotonic() - self._saved >= WORTH_SAVING
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Save a state; then stop, if that was asked for."""
+        with self.patience():
+            self.store.save(state)
+        self._saved, self._taken = time.monotonic(), 0
+
+    def clear(self) -> None:
+        """Remove all checkpoints."""
+        shutil.rmtree(self.store.folder, ignore_errors=True)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Turn Ctrl-C and a request to end into `Stopped` while the block runs."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread is told of signals
+            return
+        before = {n: signal.signal(n, self._hear) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def patience(self) -> Iterator[None]:
+        """Let a first signal wait until the block has come to an end."""
+        outer, self._patient = self._patient, True
+        try:
+            yield
+        finally:
+            self._patient = outer
+        if self.asked is not None and not outer:
+            raise Stopped(self.asked)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        again = self.asked is not None
+        self.asked = number
+        if again or not self._patient:
+            raise Stopped(number)

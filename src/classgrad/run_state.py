@@ -1,0 +1,145 @@
+"""The state of a run: what is kept of it, and how a run that was cut short goes on."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from classgrad.checkpoints import Lock
+from classgrad.checkpoints.keeper import FOLDER
+from classgrad.errors import Stopped, UserError
+from classgrad.evaluation import Judge, Score
+from classgrad.records import FILE_NAME, RunRecord
+
+if TYPE_CHECKING:
+    from classgrad.runs import Run
+    from classgrad.training import Observer
+
+
+def go_on(
+    run: "Run",
+    observer: "Observer | None" = None,
+    *,
+    fresh: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+) -> RunRecord:
+    """Learn what a run has not learnt yet, and keep its state in its folder; return the record.
+
+    The record of a finished run is returned as it is. `fresh` forgets what was done before. `tell`
+    gets a line for whatever a user should know.
+    """
+    assert run.folder is not None
+    assert run.keeper is not None
+    with Lock(run.folder):
+        finished = None if fresh else finished_record(run)
+        if finished:
+            tell(f"{run.method.name}: finished before; --fresh learns it again")
+            return finished
+        if fresh:
+            run.keeper.clear()
+        loaded = run.keeper.load()
+        if loaded:
+            for warning in loaded.warnings:
+                tell(f"{warning}; going on from the one before")
+            restore(run, loaded.state)
+            tell(f"{run.method.name}: going on with task {len(run.scores) + 1}")
+        record = run.go(observer)
+        run.keeper.clear()
+        return record
+
+
+def something_kept(folder: Path) -> bool:
+    """Tell whether a folder has anything of a run."""
+    return (folder / FOLDER).is_dir() or (folder / FILE_NAME).is_file()
+
+
+def taken(run: "Run", unfinished: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the state of a run: between two tasks, or with that of the training loop in one."""
+    record = run.record.model_dump()
+    if unfinished:
+        record["seconds"]["train"] += time.perf_counter() - run.started
+    return {
+        "plan": run.plan.as_dict(),
+        "data": run.fingerprint,
+        "tasks": len(run.net.heads),
+        "net": None if unfinished else run.net.state_dict(),  # the loop has it
+        "method": run.method.state_dict(),
+        "judge": vars(run.judge),
+        "scores": [[dataclasses.asdict(score) for score in row] for row in run.scores],
+        "before": run.before,
+        "untrained": run.untrained,
+        "record": record,
+        "unfinished": unfinished,
+    }
+
+
+def restore(run: "Run", state: Mapping[str, Any]) -> None:
+    """Bring a run that has not begun to a state that was kept."""
+    refuse_others(run, {**state["plan"], "data": state["data"]})
+    for number in range(1, state["tasks"]):
+        run.net.add_task(run.stream[number].classes)
+    run.unfinished = state["unfinished"]
+    # The method first: it gives layers their sizes.
+    run.method.load_state_dict(state["method"], run.net)
+    run.net.load_state_dict((run.unfinished or state)["net"])
+    run.judge = Judge(**state["judge"])
+    run.scores = [[Score(**score) for score in row] for row in state["scores"]]
+    run.before, run.untrained = list(state["before"]), list(state["untrained"])
+    run.record = RunRecord.model_validate(state["record"])
+
+
+class RoundKeeping:
+    """Keeps the state of a run while one round of training goes on."""
+
+    def __init__(self, run: "Run", number: int) -> None:
+        self.run, self.number = run, number
+
+    def take(self) -> dict[str, Any] | None:
+        """Return the state of the loop that was cut short, once."""
+        state, self.run.unfinished = self.run.unfinished, None
+        return state
+
+    def after_step(self, state: Callable[[], dict[str, Any]]) -> None:
+        """Save if it is time to, and stop if that was asked for."""
+        keeper = self.run.keeper
+        assert keeper is not None
+        if keeper.due():
+            keeper.save(taken(self.run, {**state(), "round": self.number}))
+            if keeper.asked is not None:
+                raise Stopped(keeper.asked)
+
+
+def finished_record(run: "Run") -> RunRecord | None:
+    """Return the record in a run's folder, if it is complete."""
+    try:
+        record = RunRecord.load(run.folder or "")
+    except UserError:
+        return None  # none, or a damaged one, which is written again
+    refuse_others(run, record.model_dump(include=set(run.plan.as_dict())))
+    return record if record.complete else None
+
+
+def refuse_others(run: "Run", found: Mapping[str, Any]) -> None:
+    """Refuse what was kept of a run with other settings or other data."""
+    mine = run.plan.as_dict()
+    if "data" in found:
+        mine["data"] = run.fingerprint
+    other, here = dict(flat(found)), dict(flat(mine))
+    names = [name for name in {**other, **here} if other.get(name) != here.get(name)]
+    if names:
+        shown = ", ".join(f"{n} {other.get(n)} there, {here.get(n)} here" for n in names[:4])
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        raise UserError(
+            f"'{run.folder}' holds another run: {shown}{more}; give another folder with --out, or "
+            "--fresh to start again"
+        )
+
+
+def flat(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all values of nested dicts with dotted names."""
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            yield from flat(value, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, values

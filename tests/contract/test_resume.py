@@ -1,0 +1,88 @@
+"""Every method: a run that was cut short anywhere goes on to the same bits."""
+
+import pytest
+import torch
+
+from classgrad.checkpoints import Keeper
+from classgrad.methods import METHODS
+from classgrad.plan import make_plan
+from classgrad.run_state import go_on
+from classgrad.runs import Run
+from streams import blobs
+
+STREAM = blobs()
+QUICK = {"epochs": 2, "batch_size": 12, "learning_rate": 0.03, "momentum": 0.8, "warmup": 3}
+SETTINGS = [
+    {},
+    {"batch_norm": True, "norm": "stored", "affine": "task", "dropout": 0.2, "width": 24},
+    {"optimizer": "adamw", "weight_decay": 0.01, "schedule": "plateau", "width": 24},
+    {"heads": "shared", "width": 24},
+]
+CANNOT = {"den": "heads", "rcl": "heads"}  # one head for all tasks
+
+pytestmark = pytest.mark.parametrize("name", METHODS)
+
+
+class Cut(BaseException):
+    """The process ends here."""
+
+
+def start(name, values, folder=None, steps=None):
+    more = {"trials": 2, "child_epochs": 2} if name == "rcl" else {}
+    plan = make_plan(STREAM, name, values={**QUICK, **values, **more})
+    keeper = Keeper(folder, steps=steps) if folder else None
+    return Run(plan, STREAM, folder, keeper)
+
+
+def outcome(running):
+    record = running.record.model_dump(exclude={"seconds"})
+    return record, running.net.state_dict(), running.method.state_dict()
+
+
+def same(one, two):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, two)
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(two) and all(map(same, one, two))
+    return one == two
+
+
+def cut_at(running, moment):
+    """Let a run end, as if killed, at its so-manieth step, or after it."""
+    seen = []
+
+    def observer(_at):
+        seen.append(1)
+        if len(seen) == moment:
+            raise Cut
+
+    with pytest.raises(Cut):
+        go_on(running, observer)
+    running.method.close()
+
+
+@pytest.mark.parametrize("values", SETTINGS, ids=["plain", "norms", "plateau", "shared"])
+def test_a_run_that_was_cut_short_ends_with_the_same_bits(name, values, tmp_path):
+    if CANNOT.get(name) in values:
+        return
+    whole, steps = start(name, values), []
+    whole.go(lambda at: steps.append(at))
+    total = len(steps)
+    chance = torch.Generator().manual_seed(len(name) + total)
+    # Saved every third step; cut twice, in whatever task, epoch and round that is.
+    moments = sorted(torch.randint(2, total, (2,), generator=chance).tolist())
+    cut_at(start(name, values, tmp_path, steps=3), moments[0])
+    middle = start(name, values, tmp_path, steps=2)
+    if moments[1] > moments[0] + 3:
+        cut_at(middle, moments[1] - moments[0])
+    last = start(name, values, tmp_path, steps=3)
+    record = go_on(last)
+    assert record.complete
+    expected, found = outcome(whole), outcome(last)
+    assert expected[0] == found[0]
+    assert same(expected[1], found[1])
+    assert same(expected[2], found[2])
+    assert not (tmp_path / "checkpoints").exists()
+    assert go_on(start(name, values, tmp_path)).model_dump() == record.model_dump()
