@@ -79,7 +79,7 @@ def run(
     seeds = parse_seeds(seed)
     groups = [make_plans(benchmark, method, network, recipe, one, values) for one in seeds]
     folders = [run_folder(out, plan) for plans in groups for plan in plans]
-    console = Console(stderr=as_json)
+    console = Console(stderr=as_json, markup=False)  # brackets in names are no markup
     records: list[RunRecord] = []
     for plans in groups:
         stream = load_stream(plans[0], data_dir)  # what methods learn does not differ between them
@@ -161,7 +161,7 @@ def show(
 
         print(markdown(records), end="")
         return
-    show_records(Console(), records)
+    show_records(Console(markup=False), records)
 
 
 @contextmanager

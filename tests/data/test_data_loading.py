@@ -10,8 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from classgrad.data import DATASETS, SPLITS, cache, data_dir, load
 from classgrad.data.check import check
-from classgrad.data.files import shown
-from classgrad.errors import UserError
+from classgrad.errors import UserError, shown
 
 
 def entries(root):
