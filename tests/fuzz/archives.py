@@ -8,10 +8,9 @@ from functools import cache
 from pathlib import Path
 from unittest import mock
 
-from data import datafiles
-
 from classgrad.data import DATASETS, Dataset, fetch
 from classgrad.data.unpack import unpack
+from data import datafiles
 from fuzz import binaries
 from fuzz.target import Strategy, Target
 
@@ -35,7 +34,8 @@ def _archive(title: str, name: str, top: str, write: Callable[[Path], Path], fil
     def read(folder: Path) -> None:
         store, root = folder / "store", folder / "root"
         store.mkdir(exist_ok=True)
-        shutil.rmtree(root, ignore_errors=True)
+        if root.exists():
+            shutil.rmtree(root)
         with _small_and_quick():
             fetch._put(release(folder / "source"), download, folder / download.name, root, store)
 

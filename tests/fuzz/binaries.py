@@ -1,7 +1,6 @@
 """Files of binary formats that are sound on the outside and wrong further in."""
 
 import gzip
-import io
 import json
 import struct
 import tarfile

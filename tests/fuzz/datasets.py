@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from data import datafiles
 
 from classgrad.data import DATASETS, Images, cache, load
 from classgrad.data.files import digest
 from classgrad.data.loading import FORMATS
 from classgrad.errors import UserError
+from data import datafiles
 from fuzz import binaries
 from fuzz.pickles import PICKLES
 from fuzz.target import Strategy, Target

@@ -19,7 +19,7 @@ def fuzz(target: Target, folder: Path, inputs: int, *, repeatable: bool) -> Coun
     """Try a target with at least so many inputs; return how many were "read" and "refused".
 
     Any exception but a UserError of one line, and whatever else `guarded` does not allow, comes out
-    as a failure with the smallest input that shows it. `repeatable` means the same inputs each time.
+    as a failure with the smallest input that shows it. `repeatable` has the same inputs each time.
     """
     path = target.make(folder)
     sound = path.read_bytes()

@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 
 SIZES = st.sampled_from((0, 1, 2, 3, 10, 32, 100, 3072, 65535, 2**31 - 1, -1, -(2**31)))
 SHAPES = ((1, 3072), (2, 3072), (1, 1, 32, 32), (0, 3072), (0, *(2**31 - 1,) * 3), (3,), (1,) * 4)
-WORD = st.sampled_from(
-    (b"data", b"labels", b"fine_labels", b"coarse_labels", b"features", b"batch_label", b"testing")
-    + (b"label_names", b"fine_label_names", b"coarse_label_names", b"u1", b"f8", b"O", b"", b"\xff")
+WORDS = (
+    *(b"data", b"labels", b"fine_labels", b"coarse_labels", b"features", b"batch_label"),
+    *(b"label_names", b"fine_label_names", b"coarse_label_names"),
+    *(b"testing", b"u1", b"f8", b"O", b"", b"\xff"),
 )
+WORD = st.sampled_from(WORDS)
 NAMES = (
     b"cnumpy.core.multiarray\n_reconstruct\n",
     b"cnumpy._core.multiarray\n_reconstruct\n",
@@ -27,7 +29,8 @@ NAMES = (
 SINGLE = tuple(
     bytes([code]) for code in b"(})]Naeust\x85\x86\x87\x88\x89\x93\x94Rb.0120FGILSVPQiolcd"
 )
-DTYPE = b"cnumpy\ndtype\nU\x02%sK\x00K\x01\x87R(K\x03U\x01%sNNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+NUMBERS = b"J\xff\xff\xff\xff" * 2 + b"K\x00"
+DTYPE = b"cnumpy\ndtype\nU\x02%sK\x00K\x01\x87R(K\x03U\x01%sNNN" + NUMBERS + b"tb"
 
 
 def number(value: int) -> bytes:

@@ -4,11 +4,11 @@ import contextlib
 import io
 from pathlib import Path
 
-from data import datafiles
 from hypothesis import strategies as st
 from PIL import Image
 
 from classgrad import benchmarks
+from data import datafiles
 from fuzz.binaries import png_files
 from fuzz.mutations import mutated
 from fuzz.target import Strategy, Target
