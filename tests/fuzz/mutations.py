@@ -6,58 +6,16 @@ from collections.abc import Callable
 
 from hypothesis import strategies as st
 
-EXTREME = (
-    0,
-    1,
-    127,
-    128,
-    255,
-    256,
-    2**15,
-    2**16 - 1,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-    2**63,
-    2**64 - 1,
-)
+EXTREME = (0, 1, *(2**bits + more for bits in (7, 8, 15, 16, 31, 32, 63, 64) for more in (-1, 0)))
 LAYOUTS = ("<B", "<H", ">H", "<I", ">I", "<Q", ">Q")
-# Numbers and words that text formats have trouble with.
+# Numbers, words and depths that text formats have trouble with.
 WORDS = (
-    b"-1",
-    b"0",
-    b"9223372036854775808",
-    b"9" * 400,
-    b"9" * 5000,
-    b"0x" + b"f" * 5000,
-    b"1e999",
-    b"-0.0",
-    b"NaN",
-    b"nan",
-    b"Infinity",
-    b"inf",
-    b"null",
-    b"true",
-    b"1979-05-27T07:32:00Z",
-    b'""',
-    b'"\\ud800"',
-    b'"\\n[/b]\\u001b"',
-    b"[]",
-    b"{}",
-    b"[",
-    b"]",
-    b"{",
-    b"}",
-    b",",
-    b"=",
-    b".",
-    b"\n",
-    b"\xff",
-    b"\xef\xbb\xbf",
-    b"[" * 300,
-    b"[" * 2000,
-    b'{"a":' * 2000,
-    b"{a=" * 2000,
+    *(b"-1", b"0", b"-0.0", b"9223372036854775808", b"1e999", b"9" * 400, b"9" * 5000),
+    *(b"0x" + b"f" * 5000, b"NaN", b"nan", b"Infinity", b"inf", b"null", b"true"),
+    *(b"1979-05-27T07:32:00Z", b'""', b'"\\ud800"', b'"\\n[/b]\\u001b"', b"\xef\xbb\xbf"),
+    *(b"[]", b"{}", b"[", b"]", b"{", b"}", b",", b"=", b".", b"\n", b"\xff"),
+    *(b"[" * depth + b"]" * depth for depth in (100, 300, 2000)),
+    *(b"[" * 2000, b'{"a":' * 2000, b"{a=" * 2000),
 )
 NUMBER = re.compile(rb"-?\d+(\.\d+)?")
 # The structure of most formats is in the first bytes, and of some in the last.

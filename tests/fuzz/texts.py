@@ -14,7 +14,7 @@ from fuzz.trees import as_json, as_toml, changed
 RECORD = RunRecord(
     benchmark="permuted-digits",
     benchmark_options={"tasks": 2},
-    tasks=["first", "second"],
+    tasks=["first", "第二"],
     method={"name": "gpm", "energy": 0.97, "samples": {"fc*": 10}},
     network="mlp",
     network_options={"width": 8},

@@ -1,4 +1,7 @@
-"""Images of your own: one folder per task, in it one folder per class."""
+"""Images of your own: one folder per task, in it one folder per class.
+
+They may be BMP, GIF, JPEG, PNG, PPM, TIFF or WebP, of up to 25 million pixels each.
+"""
 
 import warnings
 from pathlib import Path
