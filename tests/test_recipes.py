@@ -66,7 +66,7 @@ def test_broken_files_are_refused(tmp_path, text, message):
 )
 def test_settings_that_there_are_not_are_refused(tmp_path, part, key):
     path = write(tmp_path, f'description = "x"\nnetwork = "mlp"\n[{part}]\n"{key}" = 1')
-    with pytest.raises(UserError, match="unknown .* 'self'|'name'|two.nlines") as caught:
+    with pytest.raises(UserError, match=r"unknown .* 'self'|'name'|two.nlines") as caught:
         make_plan(recipe=path)
     assert "\n" not in str(caught.value)
 

@@ -84,7 +84,7 @@ def refused(photos, message):
 
 def test_a_picture_that_is_a_program_is_refused(photos):
     Image.new("RGB", (4, 4)).save(photos / "a" / "red" / "x.png", "EPS")
-    refused(photos, "x.png' .* cannot identify")
+    refused(photos, r"x.png' .* cannot identify")
 
 
 def test_a_small_file_with_a_huge_picture_is_refused(photos):
