@@ -1,5 +1,6 @@
 # make run    set up, then learn the embedded default stream with three methods and compare them
 # make test   set up, then check format, lint, types, and run all tests
+# make fuzz   set up, then read 20,000 damaged files of every kind: about 30 minutes on two cores
 # make setup  set up only: a virtual environment in .venv
 # make format put the code in the house format
 # make bench  measure speed and memory beside slow references: 10 minutes, on a quiet machine
@@ -8,7 +9,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test setup format bench tables clean
+.PHONY: run test fuzz setup format bench tables clean
 
 run: setup
 	@$(BIN)/classgrad run --method cgp,gpm,finetune
@@ -18,6 +19,9 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+fuzz: setup
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz
 
 format: setup
 	$(BIN)/ruff format .

@@ -48,11 +48,26 @@ epochs = 5
         ('description = "x"\nsurprise = 1', "surprise"),
         ('description = "x"\ntraining = 5', "training"),
         ('description = "x"\n[methods.cgp]\ntraining = 5', "training of 'cgp' must be a table"),
+        ('description = "x"\n"two\\nlines" = 1', "two.nlines"),
+        ("a = " + "[" * 10_000, "is not TOML"),
+        ("a = " + "9" * 5000, "is not TOML"),
+        ("a = 0x" + "f" * 5000, "is not TOML"),
     ],
 )
 def test_broken_files_are_refused(tmp_path, text, message):
     with pytest.raises(UserError, match=message) as caught:
         recipes.load(write(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [("training", "self"), ("network_options", "name"), ("methods.cgp", "two\\nlines")],
+)
+def test_settings_that_there_are_not_are_refused(tmp_path, part, key):
+    path = write(tmp_path, f'description = "x"\nnetwork = "mlp"\n[{part}]\n"{key}" = 1')
+    with pytest.raises(UserError, match=r"unknown .* 'self'|'name'|two.nlines") as caught:
+        make_plan(recipe=path)
     assert "\n" not in str(caught.value)
 
 

@@ -66,6 +66,8 @@ def test_survives_a_round_trip(record, tmp_path):
         ("{}", "is not a record: benchmark"),
         ('{"schema_version": 99}', "newer than 1: update classgrad"),
         ("\x00\xff", "is not a record"),
+        ("[" * 100_000, "recursion"),
+        ('{"schema_version": ' + "9" * 1000 + "}", "newer than 1"),
     ],
 )
 def test_broken_records_are_refused_in_one_line(tmp_path, text, message):
@@ -73,6 +75,30 @@ def test_broken_records_are_refused_in_one_line(tmp_path, text, message):
     with pytest.raises(UserError, match=message) as caught:
         RunRecord.load(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": {"energy": 1}}, "the method has no name"),
+        ({"method": {"name": None}}, "the method has no name"),
+        ({"tasks": []}, "more rows than there are tasks"),
+        ({"layers": [{"name": "fc", "dimension": 3}]}, "a layer has no ranks"),
+        ({"layers": [{"name": "fc", "dimension": 0, "ranks": [1]}]}, "layers.0.dimension"),
+        ({"memory_bytes": 10**400}, "memory_bytes"),
+        ({"average_accuracy": "nan"}, "average_accuracy"),
+        ({"training": {"rate": "INFINITY"}}, "Out of range"),
+        ({"method": {"name": "a", "b": "\ud800"}}, "hex escape"),
+        ({"two\nlines": 1}, "two.nlines: Extra inputs"),
+    ],
+)
+def test_records_that_could_not_be_shown_are_refused(record, tmp_path, changes, message):
+    data = json.loads(record.to_json()) | changes
+    text = json.dumps(data).replace('"INFINITY"', "1e999")
+    (tmp_path / "record.json").write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        RunRecord.load(tmp_path)
+    assert str(caught.value).isprintable()
 
 
 def test_no_run_is_refused(tmp_path):

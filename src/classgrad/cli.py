@@ -106,7 +106,7 @@ def run(
         raise UserError("--resume and --fresh contradict each other: give one of them")
     if resume and not any(something_kept(folder) for folder in folders):
         raise UserError(f"nothing in '{out}' to go on with: leave out --resume")
-    console = Console(stderr=as_json)
+    console = Console(stderr=as_json, markup=False)  # brackets in names are no markup
     records: list[RunRecord] = []
     for plans in groups:
         stream = load_stream(plans[0], data_dir)  # what methods learn does not differ between them
@@ -190,7 +190,7 @@ def show(
 
         print(markdown(records), end="")
         return
-    show_records(Console(), records)
+    show_records(Console(markup=False), records)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The one exception for things a user can put right, and help with misspelt names."""
+"""The one exception for things a user can put right, and help with its message."""
 
 import difflib
 from collections.abc import Iterable
@@ -11,6 +11,17 @@ class UserError(ValueError):
     """
 
 
+def shown(value: object) -> str:
+    """Return text for a message: one line, of bounded length, whatever the value holds.
+
+    >>> print(shown("a/b"), shown("a" + chr(10) + "b"))
+    a/b 'a\\nb'
+    """
+    text = str(value)
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """Return the error for a name that is not in a table, with the nearest one that is.
 
@@ -20,7 +31,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f" did you mean '{near[0]}'?" if near else ""
-    return UserError(f"unknown {kind} '{name}':{hint} Known: {', '.join(names)}")
+    return UserError(f"unknown {kind} '{shown(name)}':{hint} Known: {', '.join(names)}")
 
 
 class Stopped(BaseException):

@@ -6,28 +6,36 @@ import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
 from torch import Tensor
 
-from classgrad.errors import UserError
+from classgrad.errors import UserError, shown
 
 SCHEMA_VERSION = 1
 FILE_NAME = "record.json"
 
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 Matrix = list[list[float | None]]
 
 
-class Layer(BaseModel):
+class Part(BaseModel):
+    """What records are made of: nothing but what they are described to hold, and finite numbers."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Layer(Part):
     """Protected directions of one layer after each task, of `dimension` in all."""
 
     name: str
-    dimension: int
-    ranks: list[int] = Field(default_factory=list)
+    dimension: Annotated[Count, Field(ge=1)]
+    ranks: list[Count] = Field(default_factory=list)
 
 
-class ClassResult(BaseModel):
+class ClassResult(Part):
     """Accuracy of the classes of one task, in per cent: when learnt, and at the end."""
 
     task: str
@@ -37,7 +45,7 @@ class ClassResult(BaseModel):
     forgetting: list[float | None]
 
 
-class Seconds(BaseModel):
+class Seconds(Part):
     """Wall-clock time by phase."""
 
     train: float = 0.0
@@ -50,10 +58,8 @@ class Seconds(BaseModel):
         return self.train + self.memory + self.evaluate
 
 
-class RunRecord(BaseModel):
+class RunRecord(Part):
     """Everything worth keeping of a run. Accuracies are per cent."""
-
-    model_config = ConfigDict(extra="forbid")
 
     schema_version: int = SCHEMA_VERSION
     benchmark: str
@@ -78,11 +84,21 @@ class RunRecord(BaseModel):
     classes: list[ClassResult] = Field(default_factory=list)
     layers: list[Layer] = Field(default_factory=list)
     seconds: Seconds = Field(default_factory=Seconds)
-    memory_bytes: int = 0
-    parameters: int = 0
+    memory_bytes: Count = 0
+    parameters: Count = 0
     capacity: float | None = None  # stored parameters, per cent of the base network's with heads
     versions: dict[str, str] = Field(default_factory=dict)
     complete: bool = False
+
+    @model_validator(mode="after")
+    def _can_be_shown(self) -> Self:
+        if not isinstance(self.method.get("name"), str):
+            raise ValueError("the method has no name")
+        if len(self.accuracy_matrix) > len(self.tasks):
+            raise ValueError("accuracy_matrix has more rows than there are tasks")
+        if not all(layer.ranks for layer in self.layers):
+            raise ValueError("a layer has no ranks")
+        return self
 
     @property
     def method_name(self) -> str:
@@ -110,22 +126,25 @@ class RunRecord(BaseModel):
         path = Path(path)
         file = path / FILE_NAME if path.is_dir() else path
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
+            data = from_json(file.read_bytes(), allow_inf_nan=False)
+            # 1e999 is read as infinity all the same, and could not be written again.
+            json.dumps(data, allow_nan=False)
         except FileNotFoundError:
             raise UserError(f"no run at '{path}': give a folder that holds {FILE_NAME}") from None
         except (OSError, ValueError) as error:
-            raise UserError(f"'{file}' is not a record: {error}") from None
+            raise UserError(f"'{file}' is not a record: {shown(error)}") from None
         found = data.get("schema_version") if isinstance(data, dict) else None
         if isinstance(found, int) and found > SCHEMA_VERSION:
             raise UserError(
-                f"'{file}' has schema {found}, newer than {SCHEMA_VERSION}: update classgrad"
+                f"'{file}' has schema {shown(found)}, newer than {SCHEMA_VERSION}: update classgrad"
             )
         try:
             return cls.model_validate(data)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"]) or "the file"
-            raise UserError(f"'{file}' is not a record: {place}: {first['msg']}") from None
+            what = f"{place}: {first['msg'].removeprefix('Value error, ')}"
+            raise UserError(f"'{file}' is not a record: {shown(what)}") from None
 
 
 def versions() -> dict[str, str]:

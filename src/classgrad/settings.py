@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from classgrad.errors import UserError, unknown
+from classgrad.errors import UserError, shown, unknown
 
 
 class Settings(BaseModel):
@@ -18,7 +18,7 @@ class Settings(BaseModel):
     kind: ClassVar[str] = "setting"
     letters: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:
         named = self.by_word(values)
         try:
             super().__init__(**named)
@@ -66,5 +66,5 @@ class Settings(BaseModel):
             return message
         label = names.get(field, field)
         if len(first["loc"]) > 2:
-            label += f" for '{first['loc'][-1]}'"
-        return f"{label} {message} (got {first['input']!r})"
+            label += f" for '{shown(first['loc'][-1])}'"
+        return f"{label} {message} (got {shown(repr(first['input']))})"

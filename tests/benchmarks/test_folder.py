@@ -76,6 +76,28 @@ def test_bad_folders_are_refused_by_name(photos, spoil, message):
     assert "\n" not in str(caught.value)
 
 
+def refused(photos, message):
+    with pytest.raises(UserError, match=message) as caught:
+        benchmarks.load(f"folder:{photos}")
+    assert str(caught.value).isprintable()
+
+
+def test_a_picture_that_is_a_program_is_refused(photos):
+    Image.new("RGB", (4, 4)).save(photos / "a" / "red" / "x.png", "EPS")
+    refused(photos, r"x.png' .* cannot identify")
+
+
+def test_a_small_file_with_a_huge_picture_is_refused(photos):
+    Image.new("1", (5001, 5000)).save(photos / "a" / "red" / "x.png")
+    refused(photos, "x.png' .* 5001 x 5000 pixels are too many")
+
+
+def test_a_picture_that_pillow_warns_of_is_read_without_a_warning(photos):
+    clear = {"transparency": bytes([0, 128])}
+    picture(photos / "a" / "red" / "x.png", (255, 0, 0), mode="P", **clear)
+    assert len(benchmarks.load(f"folder:{photos}")) == 2
+
+
 def test_no_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match="is not a folder"):
         benchmarks.load(f"folder:{tmp_path / 'none'}")

@@ -304,6 +304,17 @@ def test_what_unpacks_without_end_is_stopped(server, tmp_path, monkeypatch):
     refused(served(server, data, content), tmp_path / "root", "unpacks to more than")
 
 
+@pytest.mark.parametrize("name", ["other", "cifar-100-python/train"])
+def test_a_member_that_announces_any_size_is_not_waited_for(server, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(unpacking, "MOST", 2**20)
+    cifar_files(tmp_path)
+    data = as_release("cifar100", tmp_path / "source")
+    member = tarfile.TarInfo(name)
+    member.size = 2**62
+    content = gzip.compress(member.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    refused(served(server, data, content), tmp_path / "root", "more than|not a regular file")
+
+
 @pytest.mark.parametrize("content", [b"", b"junk", gzip.compress(b"junk"), gzip.compress(b"")])
 def test_what_is_no_archive_is_refused(server, tmp_path, content):
     cifar_files(tmp_path)

@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -10,8 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from classgrad.data import DATASETS, SPLITS, cache, data_dir, load
 from classgrad.data.check import check
-from classgrad.data.files import shown
-from classgrad.errors import UserError
+from classgrad.errors import UserError, shown
 
 
 def entries(root):
@@ -131,6 +131,39 @@ def test_an_entry_of_another_shape_is_ignored(tmp_path, change):
     tensors = load_file(entry)
     change(tensors)
     save_file(tensors, entry, about)
+    same(first, load("mnist", tmp_path))
+
+
+def longer(tensors, about):
+    tensors["labels"][0] += 256
+
+
+def renamed(tensors, about):
+    about["class_names"][0] = "zero"
+
+
+def deep(tensors, about):
+    about["class_names"] = "DEEP"
+
+
+def listed(tensors, about):
+    about["content"] = None
+
+
+@pytest.mark.parametrize("change", [longer, renamed, deep, listed])
+def test_an_entry_that_says_something_else_is_ignored(tmp_path, change):
+    """Labels count as bytes in the checksum of the content, and names do not count at all."""
+    idx(tmp_path)
+    first = load("mnist", tmp_path)
+    (entry,) = entries(tmp_path)
+    from safetensors import safe_open
+
+    with safe_open(entry, "pt") as file:
+        about = json.loads(file.metadata()["about"])
+    tensors = load_file(entry)
+    change(tensors, about)
+    text = json.dumps(about).replace('"DEEP"', "[" * 10_000 + "]" * 10_000)
+    save_file(tensors, entry, {"about": text})
     same(first, load("mnist", tmp_path))
 
 

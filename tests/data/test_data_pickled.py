@@ -137,6 +137,14 @@ def test_refuses_an_array_that_does_not_fill_its_shape():
         read_pickle(whole.replace(b"M\x08\x00", b"M\x09\x00"))
 
 
+def test_refuses_a_shape_that_no_array_can_have():
+    """Nothing is missing, since one of the sizes is 0."""
+    large = b"J" + struct.pack("<i", 2**31 - 1)
+    whole = OldPickle().dump({"data": np.zeros((0, 8), np.uint8)})
+    with pytest.raises(Refused, match="2147483647"):
+        read_pickle(whole.replace(b"M\x00\x00M\x08\x00\x86", b"(M\x00\x00" + large * 3 + b"t"))
+
+
 def test_every_cut_is_refused():
     for length in range(len(OLD)):
         with pytest.raises(Refused):

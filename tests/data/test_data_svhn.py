@@ -150,6 +150,19 @@ def test_announced_sizes_are_not_believed(tmp_path, shape, announced, bomb):
     assert peak < 4 * 2**20
 
 
+@pytest.mark.parametrize("length", [48, 255, 256, 300])
+def test_a_packed_variable_longer_than_it_announces_is_not_unpacked(tmp_path, length):
+    """The first 264 bytes are unpacked to see what it is; more only if more is announced."""
+    start = variable(b"y", (1, 300), 300)
+    packed = zlib.compress(struct.pack("<II", 14, length) + start + bytes(64 * 2**20))
+    (tmp_path / TRAIN).write_bytes(SOUND[:128] + struct.pack("<II", 15, len(packed)) + packed)
+    tracemalloc.start()
+    refused(tmp_path, "cut or too long")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 * 2**20
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data(), st.booleans())
 def test_mutations_load_or_are_refused(data, packed):

@@ -1,5 +1,9 @@
-"""Images of your own: one folder per task, in it one folder per class."""
+"""Images of your own: one folder per task, in it one folder per class.
 
+They may be BMP, GIF, JPEG, PNG, PPM, TIFF or WebP, of up to 25 million pixels each.
+"""
+
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,13 @@ from torch import Tensor
 from classgrad import seeds
 from classgrad.benchmarks.options import BenchmarkSettings
 from classgrad.benchmarks.transforms import Normalise
-from classgrad.errors import UserError
+from classgrad.errors import UserError, shown
 from classgrad.tasks import Split, Task, TaskStream
+
+# Of all that Pillow reads: EPS is a program that another program would run.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+# A camera of 24 megapixels is within it; a file of a few bytes can announce any size.
+MOST_PIXELS = 25_000_000
 
 
 class FolderOptions(BenchmarkSettings):
@@ -57,27 +66,35 @@ def _folders(path: Path, kind: str) -> list[Path]:
 
 
 def _images(path: Path, size: int) -> Tensor:
-    """Read every image of a folder as colour, upright, scaled to a square: (n, 3, size, size)."""
-    import numpy as np
-    from PIL import Image, ImageOps
-
+    """Read every image of a folder, in the order of names: (n, 3, size, size)."""
     files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
     if len(files) < 2:
         raise UserError(
             f"class folder '{path}' holds {len(files)} image(s): at least 2 are needed, one to "
             "learn from and one to test with"
         )
-    pixels = []
-    for file in files:
-        try:
-            with Image.open(file) as image:
-                upright = ImageOps.exif_transpose(image).convert("RGB")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(f"'{file}' is not an image that can be read: {reason}") from None
-        scaled = upright.resize((size, size), Image.Resampling.BILINEAR)
-        pixels.append(torch.from_numpy(np.array(scaled)).permute(2, 0, 1))
-    return torch.stack(pixels)
+    return torch.stack([_image(file, size) for file in files])
+
+
+def _image(file: Path, size: int) -> Tensor:
+    """Read an image as colour, upright, scaled to a square: (3, size, size)."""
+    import numpy as np
+    from PIL import Image, ImageOps
+
+    try:
+        # Warnings are of what is odd and can be read all the same.
+        with (
+            warnings.catch_warnings(action="ignore"),
+            Image.open(file, formats=FORMATS) as image,
+        ):
+            width, height = image.size
+            if width * height > MOST_PIXELS:
+                raise ValueError(f"{width} x {height} pixels are too many, scale it down first")
+            upright = ImageOps.exif_transpose(image).convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UserError(f"'{file}' is not an image that can be read: {shown(error)}") from None
+    scaled = upright.resize((size, size), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(scaled)).permute(2, 0, 1)
 
 
 def _divide(labels: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:

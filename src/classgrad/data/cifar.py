@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from classgrad.data.files import Source, damaged, missing, shown
+from classgrad.data.files import Source, damaged, missing
 from classgrad.data.images import Images
 from classgrad.data.pickled import Refused, read_pickle
 from classgrad.data.table import Dataset
-from classgrad.errors import UserError
+from classgrad.errors import UserError, shown
 
 # The names under which batches and the file of names keep labels, and how many labels there are.
 LABELS = {"cifar10": "labels", "cifar100": "fine_labels"}

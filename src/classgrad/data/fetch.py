@@ -12,11 +12,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from classgrad.data.check import Report, check
-from classgrad.data.files import file_matches, flush, shown
+from classgrad.data.files import file_matches, flush
 from classgrad.data.releases import describe
 from classgrad.data.table import Dataset, Download
 from classgrad.data.unpack import Unsound, unpack
-from classgrad.errors import UserError
+from classgrad.errors import UserError, shown
 
 CHUNK = 2**16
 TIMEOUT = 30

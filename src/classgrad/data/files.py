@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from classgrad.data.table import Dataset
-from classgrad.errors import UserError
+from classgrad.errors import UserError, shown
 
 PIECE = 2**20
 
@@ -19,17 +19,6 @@ Source = tuple[Path, bytes]
 
 class Missing(UserError):
     """A file of the dataset is not there."""
-
-
-def shown(value: object) -> str:
-    """Return text for a message: one line, of bounded length, whatever the value holds.
-
-    >>> print(shown("a/b"), shown("a" + chr(10) + "b"))
-    a/b 'a\\nb'
-    """
-    text = str(value)
-    text = text if text.isprintable() else repr(text)
-    return text if len(text) <= 300 else text[:297] + "..."
 
 
 def missing(data: Dataset, path: Path) -> Missing:

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from classgrad.data.files import Source, damaged, missing, shown
+from classgrad.data.files import Source, damaged, missing
 from classgrad.data.images import Images
 from classgrad.data.table import Dataset
+from classgrad.errors import shown
 
 PREFIX = {"train": "train", "test": "t10k"}
 # Two zero bytes, 8 for unsigned bytes, and the number of dimensions.

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Protocol
 
 from classgrad.data import cache, cifar, idx, notmnist, notmnist32, svhn
-from classgrad.data.files import Source, damaged, digest, read, released, sha256, shown
+from classgrad.data.files import Source, damaged, digest, read, released, sha256
 from classgrad.data.images import Content, Images, checksums
 from classgrad.data.releases import DATASETS, describe
 from classgrad.data.table import SPLITS, Dataset, Split
-from classgrad.errors import UserError
+from classgrad.errors import UserError, shown
 
 WORDS = {"train": "training", "test": "test"}
 

@@ -266,4 +266,7 @@ def _array(shape: object, dtype: object, fortran: object, raw: object) -> np.nda
     kind = np.dtype(dtype.order + dtype.code)
     if math.prod(shape) * kind.itemsize != len(raw):
         raise Refused(f"holds an array of {len(raw):,} bytes, which do not fill its shape {shape}")
-    return np.frombuffer(raw, kind).reshape(shape, order="F" if fortran is True else "C")
+    try:
+        return np.frombuffer(raw, kind).reshape(shape, order="F" if fortran is True else "C")
+    except ValueError:  # beside a size of 0 the others can be larger than any array
+        raise Refused(f"holds an array of the shape {shape}") from None

@@ -116,8 +116,9 @@ def _compressed(body: memoryview, most: int) -> Matrix | None:
     # Sixteen bytes hold the tag and the padding.
     if length > at + (1 if matlab_class == UINT8_CLASS else 8) * math.prod(shape) + 16:
         raise Unreadable(f"it announces {length:,} bytes for {math.prod(shape):,} numbers")
-    rest = packed.decompress(packed.unconsumed_tail, 8 + length - len(head) + 1)
-    whole = head + rest
+    left = 8 + length - len(head)
+    # One byte more than is left shows what is too long; a limit of no byte would be no limit.
+    whole = head + packed.decompress(packed.unconsumed_tail, max(left, 0) + 1)
     if len(whole) != 8 + length or not packed.eof:
         raise Unreadable("a packed variable is cut or too long")
     return _matrix(memoryview(whole)[8:], most)

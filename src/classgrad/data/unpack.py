@@ -31,9 +31,10 @@ class _Capped:
         """Return up to `size` bytes."""
         if size > self.left:
             raise Unsound(f"it unpacks to more than {MOST:,} bytes")
-        content = self.file.read(size)
-        self.left -= len(content)
-        return content
+        # What is asked for counts, also behind the end: a member can announce any size, and tarfile
+        # would go on asking for it.
+        self.left -= size
+        return self.file.read(size)
 
 
 def unpack(data: Dataset, download: Download, archive: Path, stage: Path) -> None:

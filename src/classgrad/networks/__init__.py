@@ -23,7 +23,7 @@ NETWORKS: dict[str, type[Trunk]] = {
 __all__ = ["NETWORKS", "Dropout", "Network", "NetworkSettings", "TaskBatchNorm", "build", "options"]
 
 
-def options(name: str, **values: Any) -> NetworkSettings:
+def options(name: str, /, **values: Any) -> NetworkSettings:
     """Return the checked options of a network in the table."""
     if name not in NETWORKS:
         raise unknown("network", name, NETWORKS)

@@ -1,5 +1,6 @@
 """Recipes: settings of training, networks and methods for each benchmark, as TOML files."""
 
+import json
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from classgrad.errors import UserError, unknown
+from classgrad.errors import UserError, shown, unknown
 
 
 class Section(BaseModel):
@@ -94,14 +95,19 @@ def load(name: str) -> Recipe:
         try:
             text = Path(name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"recipe '{name}' cannot be read: {error}") from None
+            raise UserError(f"recipe '{name}' cannot be read: {shown(error)}") from None
     else:
         raise unknown("recipe", name, names())
     try:
-        return Recipe(**{"name": Path(name).stem, **tomllib.loads(text)})
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"recipe '{name}' is not TOML: {error}") from None
+        table = tomllib.loads(text)
+        # A number may have any length when it is hexadecimal; no record could hold it.
+        json.dumps(table, default=str)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"recipe '{name}' is not TOML: {shown(error)}") from None
+    try:
+        return Recipe(**{"name": Path(name).stem, **table})
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"recipe '{name}': {place}: {first['msg']}") from None
+        what = f"{place}: {first['msg']}"
+        raise UserError(f"recipe '{name}': {shown(what)}") from None

@@ -1,0 +1,50 @@
+"""Images of one's own, in every format that is read."""
+
+import contextlib
+import io
+from pathlib import Path
+
+from hypothesis import strategies as st
+from PIL import Image
+
+from classgrad import benchmarks
+from data import datafiles
+from fuzz.binaries import png_files
+from fuzz.mutations import mutated
+from fuzz.target import Strategy, Target
+
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
+SIZE = 12
+
+
+def _make(folder: Path) -> Path:
+    for place in ("task/a", "task/b"):
+        (folder / place).mkdir(parents=True)
+        for number in range(2):
+            _picture("RGB").save(folder / place / f"{number}.png")
+    return folder / "task/a/0.png"
+
+
+def _picture(mode: str) -> Image.Image:
+    return Image.fromarray(datafiles.pixels(1, SIZE, SIZE, 3)).convert(mode)
+
+
+def _sound(kind: str, mode: str) -> bytes:
+    picture, file = _picture(mode), io.BytesIO()
+    exif = picture.getexif()
+    exif[0x0112] = 6  # lies on its side
+    with contextlib.suppress(OSError):  # the format does not have this mode
+        picture.save(file, kind, exif=exif)
+    return file.getvalue()
+
+
+def _inputs(sound: bytes) -> Strategy:
+    seeds = [_sound(kind, mode) for kind in FORMATS for mode in ("RGB", "P", "L", "RGBA")]
+    return st.sampled_from([seed for seed in seeds if seed]).flatmap(mutated) | png_files(SIZE)
+
+
+def _read(folder: Path) -> None:
+    assert benchmarks.folder(folder, image_size=8).input_shape == (3, 8, 8)
+
+
+TARGETS = (Target("picture", _make, _read, _inputs),)
