@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from classgrad.checkpoints import Lock
+from classgrad.checkpoints.errors import understood
 from classgrad.checkpoints.keeper import FOLDER
-from classgrad.errors import Stopped, UserError
+from classgrad.errors import Stopped, UserError, shown
 from classgrad.evaluation import Judge, Score
 from classgrad.records import FILE_NAME, RunRecord
 
@@ -76,6 +77,11 @@ def taken(run: "Run", unfinished: Mapping[str, Any] | None = None) -> dict[str, 
 
 def restore(run: "Run", state: Mapping[str, Any]) -> None:
     """Bring a run that has not begun to a state that was kept."""
+    with understood(f"what is kept in '{run.folder}'"):
+        _restore(run, state)
+
+
+def _restore(run: "Run", state: Mapping[str, Any]) -> None:
     refuse_others(run, {**state["plan"], "data": state["data"]})
     for number in range(1, state["tasks"]):
         run.net.add_task(run.stream[number].classes)
@@ -128,11 +134,11 @@ def refuse_others(run: "Run", found: Mapping[str, Any]) -> None:
     other, here = dict(flat(found)), dict(flat(mine))
     names = [name for name in {**other, **here} if other.get(name) != here.get(name)]
     if names:
-        shown = ", ".join(f"{n} {other.get(n)} there, {here.get(n)} here" for n in names[:4])
+        several = [f"{n} {other.get(n)} there, {here.get(n)} here" for n in names[:4]]
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
         raise UserError(
-            f"'{run.folder}' holds another run: {shown}{more}; give another folder with --out, or "
-            "--fresh to start again"
+            f"'{run.folder}' holds another run: {shown(', '.join(several))}{more}; give another "
+            "folder with --out, or --fresh to start again"
         )
 
 

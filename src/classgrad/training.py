@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from classgrad import seeds
+from classgrad.checkpoints.errors import understood
 from classgrad.errors import UserError
 from classgrad.methods.base import Method, Step
 from classgrad.networks.network import Network
@@ -232,6 +233,10 @@ class Loop:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
+        with understood("what is kept of the training loop"):
+            self._load(state)
+
+    def _load(self, state: dict[str, Any]) -> None:
         self.net.load_state_dict(state["net"])
         self.optimizer.state.update(zip(self.parameters, state["optimizer"], strict=True))
         vars(self.schedule).update(state["schedule"])

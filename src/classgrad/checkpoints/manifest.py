@@ -52,7 +52,9 @@ def parse_manifest(data: bytes) -> Manifest:
 def parse_json(data: bytes) -> Any:
     """Return what a JSON text says, if it is strict JSON and no key is repeated."""
     try:
-        return json.loads(data, object_pairs_hook=_unrepeated, parse_constant=_refuse_constant)
+        return json.loads(
+            data.decode(), object_pairs_hook=_unrepeated, parse_constant=_refuse_constant
+        )
     except (ValueError, RecursionError) as error:
         raise BadCheckpoint(f"not JSON ({str(error)[:100]})") from None
 

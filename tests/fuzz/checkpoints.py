@@ -1,0 +1,105 @@
+"""The files of a checkpoint, with checksums that are right, and the lock of a run."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from socket import gethostname
+
+from classgrad.checkpoints import Keeper, Lock
+from classgrad.checkpoints.files import MANIFEST, STATE, TENSORS
+from classgrad.checkpoints.manifest import Entry, Manifest, parse_manifest
+from classgrad.methods import GPM
+from classgrad.plan import Plan, make_plan
+from classgrad.run_state import restore, taken
+from classgrad.runs import Run
+from classgrad.training import Loop
+from fuzz.target import Strategy, Target
+from fuzz.trees import as_json, changed
+from streams import blobs
+
+STREAM = blobs(tasks=2, classes=2, shape=(1, 2, 2), per_class=2)
+VALUES = {"width": 3, "epochs": 1, "batch_size": 4, "momentum": 0.9, "schedule": "plateau"}
+
+
+def _plan() -> Plan:
+    return make_plan(STREAM, GPM(), values=VALUES)
+
+
+def _make(folder: Path, name: str) -> Path:
+    """Keep a run in the middle of its second task; return one of the files."""
+    run = Run(_plan(), STREAM, folder)
+    run.learn(0)
+    run.net.add_task(2)
+    run.method.begin_task(run.net, STREAM[1])
+    run.started = 0.0
+    loop = _loop(run)
+    loop.step(STREAM[1], loop.shuffle.new_tensor([0, 1, 2]).long())
+    assert run.keeper is not None
+    run.keeper.save(taken(run, {**loop.state_dict(), "round": 0}))
+    run.method.close()
+    return folder / "checkpoints" / "000001" / name
+
+
+def _loop(run: Run) -> Loop:
+    return Loop(run.net, run.method, [STREAM[1]], run.plan.training, run.plan.seed)
+
+
+def _read(folder: Path) -> None:
+    """Take a run up from its checkpoint."""
+    loaded = Keeper(folder).load()
+    if loaded:
+        run = Run(_plan(), STREAM, folder)
+        restore(run, loaded.state)
+        if run.unfinished:
+            _loop(run).load_state_dict(run.unfinished)
+
+
+def _read_signed(folder: Path) -> None:
+    """Do so after the manifest was made to fit, so that it is not the checksum that refuses."""
+    place = folder / "checkpoints" / "000001"
+    entries = {}
+    for name in (STATE, TENSORS):
+        content = (place / name).read_bytes()
+        entries[name] = Entry(len(content), hashlib.sha256(content).hexdigest())
+    old = parse_manifest((place / MANIFEST).read_bytes())
+    (place / MANIFEST).write_bytes(dataclasses.replace(old, files=entries).to_json())
+    _read(folder)
+
+
+def _changed_states(sound: bytes) -> Strategy:
+    return changed(json.loads(sound)).map(as_json)
+
+
+def _changed_manifests(sound: bytes) -> Strategy:
+    def signed(tree: dict[str, object]) -> bytes:
+        try:
+            return Manifest(**tree).to_json()  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            return as_json(tree)
+
+    fields = {key: value for key, value in json.loads(sound).items() if key != "sha256"}
+    return changed(fields).map(signed)
+
+
+def _make_lock(folder: Path) -> Path:
+    path = folder / "lock.json"
+    path.write_text(json.dumps({"pid": 2**22 + 1, "host": gethostname(), "started": ""}))
+    return path
+
+
+def _take_lock(folder: Path) -> None:
+    with Lock(folder):
+        pass
+
+
+def _changed_locks(sound: bytes) -> Strategy:
+    return changed(json.loads(sound)).map(as_json)
+
+
+TARGETS = (
+    Target("manifest", lambda f: _make(f, MANIFEST), _read, _changed_manifests),
+    Target("state", lambda f: _make(f, STATE), _read_signed, _changed_states),
+    Target("tensors", lambda f: _make(f, TENSORS), _read_signed),
+    Target("lock", _make_lock, _take_lock, _changed_locks),
+)
