@@ -197,10 +197,15 @@ class Loop:
             per_epoch=self.per_epoch,
             steps=self.steps,
         )
+        refuse_bad_values(step)
         loss = method.loss(net, step)
         value = loss.item()
         if not math.isfinite(value):
-            raise not_finite(value, step, self.training.learning_rate)
+            rate = self.training.learning_rate
+            raise LossNotFinite(
+                f"the loss is {value} at {place_of(step)}: lower learning_rate (it was {rate:g}) "
+                "or look for bad values in the images"
+            )
         self.optimizer.zero_grad()
         loss.backward()
         method.adjust_gradients(net, step)
@@ -246,22 +251,24 @@ class Loop:
         self.epoch, self.batch = state["epoch"], state["batch"]
 
 
-def not_finite(value: float, step: Step, rate: float) -> LossNotFinite:
-    """Say where a loss is not a number, and of which sample if an image is to blame."""
-    where = (
-        f"task {step.task.id + 1} ('{step.task.name}'), epoch {step.epoch + 1}, "
-        f"step {step.number % step.per_epoch + 1}"
-    )
+def refuse_bad_values(step: Step) -> None:
+    """Refuse a batch with images that hold something else than numbers."""
+    if not step.task.train.images.is_floating_point():
+        return
     bad = (~step.images.flatten(1).isfinite().all(1)).nonzero().flatten()
     if len(bad):
         sample = int(step.index[bad[0]])
-        return LossNotFinite(
-            f"the loss is {value} at {where}: training sample {sample} of the task has values that "
-            "are not numbers; put it right or leave it out"
+        raise LossNotFinite(
+            f"training sample {sample} has values that are not numbers, at {place_of(step)}: put "
+            "it right or leave it out"
         )
-    return LossNotFinite(
-        f"the loss is {value} at {where}: lower learning_rate (it was {rate:g}) or look for bad "
-        "values in the images"
+
+
+def place_of(step: Step) -> str:
+    """Say where training is."""
+    return (
+        f"task {step.task.id + 1} ('{step.task.name}'), epoch {step.epoch + 1}, "
+        f"step {step.number % step.per_epoch + 1}"
     )
 
 

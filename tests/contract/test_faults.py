@@ -1,0 +1,198 @@
+"""Every method: asked to stop, a full disk, damaged checkpoints, bad values, and odd data."""
+
+import errno
+import random
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+
+from classgrad.checkpoints import Keeper, files
+from classgrad.errors import Stopped, UserError
+from classgrad.methods import METHODS
+from classgrad.plan import make_plan
+from classgrad.run_state import go_on
+from classgrad.runs import Run, run
+from classgrad.tasks import Split, Task, TaskStream
+from streams import blobs
+
+STREAM = blobs(tasks=2)
+QUICK = {"epochs": 2, "batch_size": 12, "learning_rate": 0.03, "momentum": 0.8, "width": 24}
+FEWER = {"rcl": {"trials": 2, "child_epochs": 2}}
+
+pytestmark = pytest.mark.parametrize("name", METHODS)
+
+
+def start(name, folder, stream=STREAM, **values):
+    values = {**QUICK, **FEWER.get(name, {}), **values}
+    return Run(make_plan(stream, name, values=values), stream, folder, Keeper(folder, steps=3))
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """How each method ends when nothing happens to it."""
+    known = {}
+
+    def end_of(name, folder):
+        if name not in known:
+            running = start(name, folder / "alone")
+            known[name] = ended(go_on(running), running)
+        return known[name]
+
+    return end_of
+
+
+def ended(record, running):
+    weights = torch.cat([p.detach().flatten() for p in running.net.parameters()])
+    return record.model_dump(exclude={"seconds"}), weights.tolist()
+
+
+def moment(name, running, most=1.0):
+    """A step of the run, another for every method."""
+    total = []
+    Run(running.plan, running.stream).go(total.append)
+    return random.Random(name).randint(4, max(4, int(most * len(total)) - 1))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop_it_saves_at_once_and_goes_on_later(name, number, tmp_path, alone):
+    expected = alone(name, tmp_path)
+    running = start(name, tmp_path)
+    when, seen = moment(name, running), []
+
+    def observer(_at):
+        seen.append(1)
+        if len(seen) == when:
+            signal.raise_signal(number)
+
+    with running.keeper.listening(), pytest.raises(Stopped) as stopped:
+        go_on(running, observer)
+    assert stopped.value.number == number
+    assert len(seen) == when  # not a step more
+    again, steps = start(name, tmp_path), []
+    assert ended(go_on(again, steps.append), again) == expected
+    first = again.keeper.store.folder
+    assert not first.exists()
+
+
+def test_a_full_disk_is_one_line_and_costs_nothing(name, tmp_path, alone, monkeypatch):
+    expected = alone(name, tmp_path)
+    running, saves, write = start(name, tmp_path), [], files.write
+
+    def full(folder, counter, state):
+        saves.append(counter)
+        if len(saves) == 3:
+            folder.mkdir()
+            (folder / "state.json").write_text("{")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(folder, counter, state)
+
+    monkeypatch.setattr(files, "write", full)
+    with pytest.raises(UserError, match="No space left on device; make room") as caught:
+        go_on(running)
+    assert "\n" not in str(caught.value)
+    assert "is intact" in str(caught.value)
+    running.method.close()
+    again = start(name, tmp_path)
+    assert ended(go_on(again), again) == expected
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "unnamed"])
+def test_damage_to_the_newest_checkpoint_is_found_and_the_one_before_is_used(
+    name, damage, tmp_path, alone
+):
+    expected = alone(name, tmp_path)
+    running = start(name, tmp_path)
+    when, seen = max(8, moment(name, running)), []
+
+    def observer(_at):
+        seen.append(1)
+        if len(seen) == when:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go_on(running, observer)
+    running.method.close()
+    newest = max((tmp_path / "checkpoints").iterdir())
+    chance = random.Random(f"{name} {damage}")
+    file = chance.choice(sorted(newest.iterdir()))
+    if damage == "flipped":
+        content = bytearray(file.read_bytes())
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        file.write_bytes(content)
+    elif damage == "cut":
+        file.write_bytes(file.read_bytes()[: chance.randrange(file.stat().st_size)])
+    elif damage == "missing":
+        file.unlink()
+    else:  # as after a power cut before the rename
+        newest.rename(newest.with_name(f".part-{newest.name}"))
+    told, again = [], start(name, tmp_path)
+    assert ended(go_on(again, tell=told.append), again) == expected
+    if damage != "unnamed":
+        assert "is damaged" in told[0]
+        assert file.name in told[0]
+
+
+def test_a_value_that_is_no_number_is_named_and_the_state_before_it_is_kept(name, tmp_path):
+    first, second = STREAM[0], STREAM[1]
+    images = second.train.images.float() / 255
+    images[7, 0, 2, 2] = torch.nan
+    bad = replace(second, train=Split(images, second.train.labels))
+    as_floats = Split(first.train.images.float() / 255, first.train.labels)
+    stream = TaskStream(
+        "bad", [replace(first, train=as_floats), bad], [STREAM.test(0), STREAM.test(1)]
+    )
+    running = start(name, tmp_path, stream)
+    with pytest.raises(UserError) as caught:
+        go_on(running)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "sample 7 " in message
+    assert "task 2 ('blobs 1'), epoch 1, step" in message
+    if not METHODS[name].joint:
+        assert start(name, tmp_path, stream).keeper.load() is not None
+        assert (tmp_path / "record.json").exists()
+
+
+def odd(kind):
+    """A stream of two tasks with something odd about the second."""
+    shape = (1, 1, 1) if kind == "tiny" else (1, 8, 8)
+    tasks, tests = [], []
+    source = blobs(tasks=2, classes=2, shape=shape)
+    for task in source:
+        train, names = task.train, task.class_names
+        test, valid = source.test(task.id), task.valid
+        if task.id == 1:
+            images, labels = train.images.clone(), train.labels.clone()
+            if kind == "one sample":
+                keep = torch.cat([(labels == 0).nonzero().flatten()[:1], labels.nonzero()[:, 0]])
+                images, labels = images[keep], labels[keep]
+            elif kind == "constant":
+                images[labels == 1] = 0
+            elif kind == "identical":
+                images[:] = images[0]
+            elif kind == "one class":
+                keep = labels == 0
+                images, labels, names = images[keep], labels[keep], names[:1]
+                test = Split(test.images[test.labels == 0], test.labels[test.labels == 0])
+                valid = Split(valid.images[valid.labels == 0], valid.labels[valid.labels == 0])
+            train = Split(images, labels)
+        tasks.append(Task(task.id, task.name, names, train, valid))
+        tests.append(test)
+    return TaskStream(kind, tasks, tests)
+
+
+@pytest.mark.parametrize("kind", ["one sample", "constant", "identical", "tiny", "one class"])
+def test_odd_data_work_or_are_refused_in_one_line(name, kind):
+    values = {**QUICK, **FEWER.get(name, {})}
+    refusal = None
+    try:
+        record = run(odd(kind), name, values=values)
+    except UserError as error:
+        refusal = str(error)
+    if refusal is None:
+        assert record.complete
+        assert record.average_accuracy is not None
+    else:
+        assert "\n" not in refusal
