@@ -15,11 +15,18 @@ NEGLIGIBLE = 1e-14
 # A unit vector with less than this outside a span lies in it.
 INSIDE = 1e-7
 
+# A unit vector with less than this inside a span is orthogonal to it but for rounding.
+NEARLY = 1e-8
+
 
 def gram(rows: Tensor) -> Tensor:
     """Rows (n x d) -> C Cᵀ (d x d, float64)."""
     rows = rows.double()
-    return rows.T @ rows
+    if rows.device.type != "cpu":
+        return rows.T @ rows
+    # NumPy sees that the product is symmetric and computes half of it, which PyTorch does not.
+    matrix = rows.numpy()
+    return torch.from_numpy(matrix.T @ matrix)
 
 
 def residual(rows: Tensor, basis: Tensor) -> Tensor:
@@ -27,9 +34,9 @@ def residual(rows: Tensor, basis: Tensor) -> Tensor:
     return rows - (rows @ basis) @ basis.T
 
 
-def residual_gram(c_ct: Tensor, basis: Tensor) -> Tensor:
-    """C Cᵀ -> Ĉ Ĉᵀ = (I - S Sᵀ) C Cᵀ (I - S Sᵀ)."""
-    half = residual(c_ct, basis)
+def residual_gram(c_ct: Tensor, basis: Tensor, along: Tensor | None = None) -> Tensor:
+    """C Cᵀ -> Ĉ Ĉᵀ = (I - S Sᵀ) C Cᵀ (I - S Sᵀ); `along` is C Cᵀ S, if it is known."""
+    half = c_ct - (c_ct @ basis if along is None else along) @ basis.T
     full = residual(half.T, basis)
     return (full + full.T) / 2
 
@@ -70,6 +77,12 @@ def spectrum_of_gram(c_ct: Tensor) -> tuple[Tensor, Tensor]:
     return values[keep], vectors[:, keep]
 
 
+def energies(symmetric: Tensor) -> Tensor:
+    """Symmetric matrix -> eigenvalues descending; about a third of the work of the vectors too."""
+    values: Tensor = torch.linalg.eigvalsh(symmetric.double())
+    return values.flip(0)
+
+
 def orthonormal(vectors: Tensor) -> Tensor:
     """Independent columns -> orthonormal columns, each on the side of the one it came from."""
     q: Tensor
@@ -95,23 +108,29 @@ def extend(basis: Tensor, vectors: Tensor) -> Tensor:
     """Basis (d x r) and columns (d x m) -> orthonormal basis of both, d x (r + new).
 
     The first r columns stay as they are. What lies in their span already is dropped. Each column is
-    orthogonalised twice: once leaves errors of the size of rounding / what is left of it.
+    orthogonalised twice, as once leaves errors of the size of rounding / what is left of it; where
+    all were nearly orthogonal before, once.
     """
     vectors = vectors.double()
     lengths = vectors.norm(dim=0)
     for _ in range(2):
-        vectors = vectors - basis @ (basis.T @ vectors)
+        along = basis.T @ vectors
+        vectors = vectors - basis @ along
+        if (along.norm(dim=0) <= NEARLY * lengths).all():
+            break
     vectors = vectors[:, vectors.norm(dim=0) > INSIDE * lengths]
     if vectors.shape[1] == 0:
         return basis
     vectors = vectors / vectors.norm(dim=0)
     new, r = torch.linalg.qr(vectors)
+    well = bool(r.diagonal().abs().min() > 0.1)  # so QR magnified no rounding
     if vectors.shape[1] > vectors.shape[0] or r.diagonal().abs().min() < INSIDE:
         # Columns that depend on each other: QR would put arbitrary directions in their place.
         left, singular, _ = torch.linalg.svd(vectors, full_matrices=False)
         new = left[:, singular > INSIDE]
     new = new[:, : basis.shape[0] - basis.shape[1]]
-    new = new - basis @ (basis.T @ new)
+    if not well:
+        new = new - basis @ (basis.T @ new)
     return torch.cat([basis, orthonormal(new)], dim=1)
 
 

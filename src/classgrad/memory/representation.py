@@ -68,12 +68,34 @@ class Representation:
         """
         if basis is None:
             basis = torch.zeros(self.dimension, 0, dtype=torch.float64)
+        _, values, vectors = self.split_by(basis)
+        return values, vectors
+
+    def split_by(self, basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return δ along a basis, and (σ² descending, U) of what is outside it.
+
+        That is `energy_along` and `spectrum`, with the product of C and the basis formed once.
+        """
         if self._gram is not None:
-            values, vectors = linalg.spectrum_of_gram(linalg.residual_gram(self._gram, basis))
+            along = self._gram @ basis
+            delta = (basis * along).sum(0)
+            values, vectors = linalg.spectrum_of_gram(
+                linalg.residual_gram(self._gram, basis, along)
+            )
         else:
-            values, vectors = linalg.spectrum(linalg.residual(self._all_rows(), basis))
+            rows = self._all_rows()
+            along = rows @ basis
+            delta = along.square().sum(0)
+            values, vectors = linalg.spectrum(rows - along @ basis.T)
         real = values > linalg.NEGLIGIBLE * self.energy()
-        return values[real], vectors[:, real]
+        return delta, values[real], vectors[:, real]
+
+    def energies(self) -> Tensor:
+        """Return the σ² of C, descending, without their directions."""
+        if self._gram is not None:
+            return linalg.energies(self._gram)
+        rows = self._all_rows()
+        return linalg.energies(rows @ rows.T)
 
     def _all_rows(self) -> Tensor:
         if len(self._rows) != 1:

@@ -34,8 +34,7 @@ def plain(basis: Tensor, c: Representation, epsilon: float) -> Selection:
 
     Every stored direction counts, because every one stays protected; none stands for the class.
     """
-    delta = c.energy_along(basis)
-    values, vectors = c.spectrum(basis)
+    delta, values, vectors = c.split_by(basis)
     count = smallest_rank(values, epsilon * c.energy() - float(delta.sum()))
     return Selection(vectors[:, :count], [])
 
@@ -46,9 +45,8 @@ def alg1(basis: Tensor, c: Representation, epsilon: float) -> Selection:
     The paper lets the count exceed that of `plain` when stored directions carry energy thinly; here
     it does not, so refining never protects more than not refining.
     """
-    delta = c.energy_along(basis)
-    values, vectors = c.spectrum(basis)
-    own_rank = smallest_rank(c.spectrum()[0], epsilon * c.energy())
+    delta, values, vectors = c.split_by(basis)
+    own_rank = smallest_rank(c.energies(), epsilon * c.energy())
     enough = smallest_rank(values, epsilon * c.energy() - float(delta.sum()))
     stored, count = _first_of_joint_list(delta, values, own_rank)
     return Selection(vectors[:, : min(count, enough)], stored)
@@ -56,8 +54,7 @@ def alg1(basis: Tensor, c: Representation, epsilon: float) -> Selection:
 
 def joint(basis: Tensor, c: Representation, epsilon: float) -> Selection:
     """Represent the class by the strongest directions, stored or new, that hold ε (TRGP)."""
-    delta = c.energy_along(basis)
-    values, vectors = c.spectrum(basis)
+    delta, values, vectors = c.split_by(basis)
     ordered = torch.cat([delta, values]).sort(descending=True, stable=True).values
     stored, count = _first_of_joint_list(
         delta, values, smallest_rank(ordered, epsilon * c.energy())
@@ -72,8 +69,7 @@ def official(basis: Tensor, c: Representation, epsilon: float, group: list[int])
     fill most places, so the class is often left with no new direction at all.
     """
     part = basis[:, group]
-    delta = c.energy_along(part)
-    values, vectors = c.spectrum(part)
+    delta, values, vectors = c.split_by(part)
     needed = smallest_rank(values, epsilon * c.energy() - float(delta.sum()))
     stored, count = _first_of_joint_list(delta, values, needed)
     return Selection(vectors[:, :count], [group[index] for index in stored])
