@@ -48,14 +48,28 @@ def columns(layer: nn.Module, inputs: Array) -> Array:
     return matrix
 
 
-def grown(basis: Array, matrix: Array, energy: float) -> Array:
-    """Extend a basis (d x r) until it holds a share of the energy of C, by an SVD of the rest."""
-    rest = matrix - basis @ (basis.T @ matrix)
-    left, sigma, _ = np.linalg.svd(rest, full_matrices=False)
+def refined(basis: Array, matrix: Array, energy: float) -> Array:
+    """Extend a basis (d x r) by a class like an earlier one: Algorithm 1 of CGP, by two SVDs.
+
+    As many directions as the class needs alone are taken from the list of what it has along the
+    basis and outside it, strongest first, but no more new ones than hold the share of its energy.
+    """
     total = np.sum(matrix**2)
-    held = (total - np.sum(rest**2)) / total
-    count = 0
-    while held < energy and count < len(sigma):
-        held += sigma[count] ** 2 / total
+    alone = np.linalg.svd(matrix, full_matrices=False)[1] ** 2
+    along = basis.T @ matrix
+    delta = np.sum(along**2, axis=1)
+    left, sigma, _ = np.linalg.svd(matrix - basis @ along, full_matrices=False)
+    outside = sigma**2
+    listed = np.concatenate([delta, outside])
+    first = np.argsort(-listed, kind="stable")[: reach(alone, energy * total)]
+    count = int(np.sum(first >= len(delta)))
+    return np.hstack([basis, left[:, : min(count, reach(outside, energy * total - delta.sum()))]])
+
+
+def reach(energies: Array, target: float) -> int:
+    """Return how many energies, from the first, it takes to reach a target."""
+    held, count = 0.0, 0
+    while held < target and count < len(energies):
+        held += energies[count]
         count += 1
-    return np.hstack([basis, left[:, :count]])
+    return count

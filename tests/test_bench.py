@@ -14,7 +14,7 @@ from benchmarks import __main__ as command
 from benchmarks import bases, epoch, learner, memory, pillow, projecting, steps, timing
 from benchmarks.images import smooth_images
 from benchmarks.learner import Learner, flops, random_basis
-from benchmarks.references import columns, grown, without_groups
+from benchmarks.references import columns, refined, without_groups
 from benchmarks.rows import Bound, Quantity, Row
 from benchmarks.timing import Bench
 from classgrad import CGP, attach
@@ -73,17 +73,22 @@ def test_bases_by_loops_are_those_of_the_library():
         )
     )
     chance = torch.Generator().manual_seed(0)
-    x = torch.rand(30, 2, 10, 10, generator=chance, dtype=torch.float64)
+    x = torch.rand(60, 2, 10, 10, generator=chance, dtype=torch.float64)
+    x[30:] *= torch.rand(30, 2, 10, 10, generator=chance, dtype=torch.float64)
     y = torch.arange(30) % 3
-    guard = attach(model, CGP(similarity=1, correct_only=False, energy=0.95, samples=8))
-    guard.end_task([(x, y)])
-    inputs = {"0": x, "2": model[:2](x), "4": model[:4](x)}
+    guard = attach(model, CGP(similarity=-1, correct_only=False, energy=0.9, samples=8))
+    guard.end_task([(x[:30], y)])
+    before = {name: subspace.basis.numpy() for name, subspace in guard.method.subspaces.items()}
+    share = guard.method.thresholds()["0"]
+    guard.end_task([(x[30:], y)])
+    inputs = {"0": x[30:], "2": model[:2](x[30:]), "4": model[:4](x[30:])}
     for name, subspace in guard.method.subspaces.items():
-        basis = np.zeros((subspace.dimension, 0))
+        basis = before[name]
         for label in range(3):
             own = inputs[name].detach()[y == label][:8].numpy()
-            basis = grown(basis, columns(model.get_submodule(name), own), 0.95)
-        assert 0 < basis.shape[1] == subspace.rank < subspace.dimension
+            basis = refined(basis, columns(model.get_submodule(name), own), share)
+        assert before[name].shape[1] <= basis.shape[1] == subspace.rank <= subspace.dimension
+        assert name != "4" or before[name].shape[1] < subspace.rank < subspace.dimension
         ours = (subspace.basis @ subspace.basis.T).numpy()
         assert np.abs(basis @ basis.T - ours).max() < 1e-6
 
@@ -95,12 +100,14 @@ def test_the_loops_see_the_layers_and_samples_of_the_recipe(monkeypatch):
         seen.append((*matrix.shape, energy))
         return basis
 
-    monkeypatch.setattr(bases, "grown", watch)
+    monkeypatch.setattr(bases, "refined", watch)
     monkeypatch.setattr(bases, "SAMPLES", 110)
+    few = {name: random_basis(dimension, 3) for name, dimension in DIMENSIONS.items()}
+    monkeypatch.setattr(bases.Task, "_strongest", lambda self, ranks: few)
     bases.Task().by_loops(1)
-    # Dimension x samples * positions of each layer, at the share 0.97.
+    # Dimension x samples * positions of each layer, at the share of the last task.
     sizes = [(48, 24 * 841), (576, 100 * 144), (512, 100 * 25), (1024, 110), (2048, 110)]
-    assert seen == [(*size, 0.97) for size in sizes]
+    assert seen == [(*size, pytest.approx(0.97 + 9 * 0.003)) for size in sizes]
 
 
 def test_augmix_with_pillow_alters_images_as_much_as_ours():

@@ -139,8 +139,12 @@ def complement(basis: Tensor) -> Tensor:
     dimension, rank = basis.shape
     if rank == 0:
         return torch.eye(dimension, dtype=basis.dtype)
-    q: Tensor = torch.linalg.qr(basis, mode="complete").Q
-    return q[:, rank:].contiguous()
+    # Random columns without their part in S span the complement. A complete QR of S takes longer.
+    chance = torch.Generator().manual_seed(rank)
+    columns = torch.randn(dimension, dimension - rank, generator=chance, dtype=torch.float64)
+    columns = columns.to(basis)
+    found: Tensor = torch.linalg.qr(columns - basis @ (basis.T @ columns)).Q
+    return found
 
 
 def remove(matrix: Tensor, basis: Tensor) -> Tensor:

@@ -79,9 +79,14 @@ class Representation:
         if self._gram is not None:
             along = self._gram @ basis
             delta = (basis * along).sum(0)
-            values, vectors = linalg.spectrum_of_gram(
-                linalg.residual_gram(self._gram, basis, along)
-            )
+            if 2 * basis.shape[1] > self.dimension:  # in coordinates of the outside, which are few
+                outside = linalg.complement(basis)
+                values, turned = linalg.spectrum_of_gram(outside.T @ self._gram @ outside)
+                vectors = outside @ turned
+            else:
+                values, vectors = linalg.spectrum_of_gram(
+                    linalg.residual_gram(self._gram, basis, along)
+                )
         else:
             rows = self._all_rows()
             along = rows @ basis
