@@ -45,17 +45,19 @@ def draw(found: Found, folder: Path) -> list[Path]:
 
 
 def of_classes(found: Found, left: Axes, right: Axes) -> None:
-    """Step time, and time to add a class and rank, against the number of classes."""
+    """Times, and memory, against the number of classes."""
     rows = found["classes"]
     counts = column(rows, "classes")
-    left.plot(counts, column(rows, "step_seconds", 1e3), "o-", color=WITH, label="with projection")
-    left.plot(counts, column(rows, "bare_seconds", 1e3), "--", color=WITHOUT, label="without")
-    label(left, "classes learnt", "step, ms", log_x=True)
-    left.set_ylim(bottom=0)
-    right.plot(counts, column(rows, "rank"), "o-", color=WITH, label="rank")
-    right.plot(counts, column(rows, "add_seconds", 1e3), "s-", color=THIRD, label="adding, ms")
-    label(right, "classes learnt", "rank; time to add a class, ms", log_x=True)
-    right.set_ylim(bottom=0)
+    left.plot(counts, column(rows, "add_seconds", 1e3), "s-", color=THIRD, label="adding a class")
+    left.plot(counts, column(rows, "step_seconds", 1e3), "o-", color=WITH, label="step")
+    left.plot(
+        counts, column(rows, "bare_seconds", 1e3), "--", color=WITHOUT, label="without projection"
+    )
+    right.plot(counts, column(rows, "basis_bytes", 1e-6), "s-", color=THIRD, label="basis kept")
+    right.plot(counts, column(rows, "side_bytes", 1e-6), "o-", color=WITH, label="used in steps")
+    for axis, unit in ((left, "ms"), (right, "MB")):
+        name_axes(axis, "classes learnt", unit, counts)
+        axis.set_ylim(bottom=0)
 
 
 def of_widths(found: Found, left: Axes, right: Axes) -> None:
@@ -69,8 +71,9 @@ def of_widths(found: Found, left: Axes, right: Axes) -> None:
     left.plot(
         widths, column(rows, "bare_seconds", 1e3), "--", color=WITHOUT, label="without projection"
     )
-    label(left, "width d", "step, ms", log_x=True, log_y=True)
-    label(right, "width d", "time to add a class, ms", log_x=True, log_y=True)
+    for axis, what in ((left, "step, ms"), (right, "adding a class, ms")):
+        name_axes(axis, "width d", what, widths)
+        axis.set_yscale("log")
 
 
 def of_batches(found: Found, left: Axes, right: Axes) -> None:
@@ -80,30 +83,29 @@ def of_batches(found: Found, left: Axes, right: Axes) -> None:
     speed = "images_per_second"
     left.plot(sizes, column(rows, f"step_{speed}"), "o-", color=WITH, label="with projection")
     left.plot(sizes, column(rows, f"bare_{speed}"), "s--", color=WITHOUT, label="without")
-    label(left, "batch size", "images per second", log_x=True)
     left.set_ylim(bottom=0)
     ratios = [row["step_seconds"] / row["bare_seconds"] for row in rows]
     right.plot(sizes, ratios, "o-", color=WITH, label="step with / without projection")
     right.axhline(1, color=THIRD, linewidth=0.8)
-    label(right, "batch size", "ratio", log_x=True)
+    name_axes(left, "batch size", "images per second", sizes)
+    name_axes(right, "batch size", "ratio", sizes)
 
 
 def of_clusters(found: Found, left: Axes, right: Axes) -> None:
     """What projection adds in large networks against the images per rank, by counting."""
     rows = found["paper"]["cluster"]
     images = column(rows, "images")
-    for axis, suffix, where in (
-        (left, "_share", "projection as fast as training"),
-        (right, "_tf32_share", "training in bfloat16, projection in TF32"),
-    ):
-        for name, title, color in (
-            ("vit_b16", "ViT-B/16", WITH),
-            ("resnet50", "ResNet-50", WITHOUT),
+    for axis, key, title in ((left, "vit_b16", "ViT-B/16"), (right, "resnet50", "ResNet-50")):
+        for precision, marker, color, name in (
+            ("_float32", "s-", THIRD, "float32 beside bfloat16"),
+            ("_tf32", "s-", WITHOUT, "TF32 beside bfloat16"),
+            ("", "o-", WITH, "one rate"),
         ):
-            shares = column(rows, name + suffix, 100)
-            axis.plot(images, shares, "o-", color=color, label=title)
-        label(axis, "images per rank", "projection, % of the rest", log_x=True, log_y=True)
-        axis.set_title(where, fontsize=9)
+            shares = column(rows, f"{key}{precision}_share", 100)
+            axis.plot(images, shares, marker, color=color, label=name)
+        name_axes(axis, "images per rank", "% of forward and backward", images)
+        axis.set_yscale("log")
+        axis.set_title(title, fontsize=9)
 
 
 def column(rows: list[Found], key: str, scale: float = 1) -> list[float]:
@@ -111,14 +113,13 @@ def column(rows: list[Found], key: str, scale: float = 1) -> list[float]:
     return [scale * row[key] for row in rows]
 
 
-def label(axis: Axes, x: str, y: str, log_x: bool = False, log_y: bool = False) -> None:
-    """Name the axes; with `log` their steps are factors."""
+def name_axes(axis: Axes, x: str, y: str, ticks: list[float]) -> None:
+    """Name the axes, and mark what was measured on the lower one, where steps are factors."""
     axis.set_xlabel(x)
     axis.set_ylabel(y)
-    if log_x:
-        axis.set_xscale("log")
-    if log_y:
-        axis.set_yscale("log")
+    axis.set_xscale("log")
+    axis.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
+    axis.set_xticks([], minor=True)
 
 
 CHARTS: dict[str, Callable[[Found, Axes, Axes], None]] = {

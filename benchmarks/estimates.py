@@ -79,7 +79,7 @@ class Network:
         return self.total(lambda layer: layer.training(images)) + 3 * images * self.weightless
 
     def share(self, images: int) -> float:
-        """Operations of the projection for each of forward and backward."""
+        """Operations of the projection as a share of forward and backward."""
         return self.total(lambda layer: layer.chosen(images)) / self.training(images)
 
 
@@ -158,7 +158,7 @@ def layer_rows(network: Network) -> list[dict[str, Any]]:
 
 
 def cluster_row(networks: dict[str, Network], ranks: int) -> dict[str, Any]:
-    """Return what a step's projection takes for each of forward and backward, in time."""
+    """Return the time of the projection as a share of forward and backward, by precision."""
     images = BATCH // ranks
     row: dict[str, Any] = {"ranks": ranks, "images": images}
     for name, network in networks.items():
