@@ -35,6 +35,14 @@ def test_the_layer_that_is_timed_keeps_out_of_its_basis(rank):
         assert leaks < 1e-5 if kept else leaks > 1e-2
 
 
+def test_the_step_that_is_timed_has_all_that_a_method_does():
+    step = LayerStep(96, Subspace(reflected_basis(96, 10)))
+    step.optimizer.param_groups[0].update(lr=0.5, weight_decay=1.0)
+    before = step.layer.weight.detach().clone()
+    step()  # decay moves weights inside the basis, unless the update is projected as well
+    assert leak(step.layer.weight - before, step.subspaces["0"].basis) < 1e-5
+
+
 @pytest.mark.parametrize("rank", [10, 80])
 def test_the_projection_of_a_step_has_the_operations_that_are_stated(rank):
     subspace = Subspace(reflected_basis(96, rank))
