@@ -4,12 +4,13 @@
 # make setup  set up only: a virtual environment in .venv
 # make format put the code in the house format
 # make bench  measure speed and memory beside slow references: 10 minutes, on a quiet machine
+# make scaling measure how cost grows, and fill docs/scaling.md: 4 minutes, on a quiet machine
 # make tables learn the embedded stream with every method and three seeds, and fill the docs' tables
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test fuzz setup format bench tables clean
+.PHONY: run test fuzz setup format bench scaling tables clean
 
 run: setup
 	@$(BIN)/classgrad run --method cgp,gpm,finetune
@@ -29,6 +30,9 @@ format: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+scaling: setup
+	$(BIN)/python -m benchmarks.scaling
 
 tables: setup
 	rm -rf results/permuted-digits

@@ -1,0 +1,165 @@
+"""The tables of docs/scaling.md, filled from what was measured.
+
+The page marks the place of a table with `<!-- scaling: NAME -->` and `<!-- end -->`.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.rows import readable
+from classgrad.errors import unknown
+
+TABLE = re.compile(r"(<!-- scaling: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading, the key of its values, what they are multiplied or, by another key, divided by."""
+
+    heading: str
+    key: str
+    scale: float = 1
+    over: str | None = None
+
+    def cell(self, row: dict[str, Any]) -> str:
+        """Return the text for a row; a dash for what is not there."""
+        value = row[self.key]
+        if value is None:
+            return "-"
+        if isinstance(value, str):
+            return value
+        return readable(self.scale * value / (row[self.over] if self.over else 1))
+
+
+def steps(unit: str = "ms", scale: float = 1e3) -> list[Column]:
+    """Return the columns about steps."""
+    return [
+        Column(f"step without, {unit}", "bare_seconds", scale),
+        Column(f"with projection, {unit}", "step_seconds", scale),
+        Column("ratio", "step_seconds", over="bare_seconds"),
+    ]
+
+
+BASIS = [
+    Column("basis kept, MB", "basis_bytes", 1e-6),
+    Column("used in steps, MB", "side_bytes", 1e-6),
+]
+LAYERS = [
+    Column("layer", "layer"),
+    Column("how many", "count"),
+    Column("o", "outputs"),
+    Column("d", "dimension"),
+    Column("rows per image", "positions"),
+    Column("forward and backward of each, GFlop", "training_flops", 1e-9),
+    Column("projection by rows, %", "by_rows_share", 100),
+    Column("on the gradient, %", "on_gradient_share", 100),
+]
+# For each name where its rows are, by keys one inside the other, and its columns.
+TABLES: dict[str, tuple[str, list[Column]]] = {
+    "machine": (
+        "machine",
+        [
+            Column("processor", "cpu"),
+            Column("cores", "cores"),
+            Column("threads", "threads"),
+            Column("load before", "load"),
+            Column("torch", "torch"),
+            Column("measured", "date"),
+        ],
+    ),
+    "classes": (
+        "classes",
+        [
+            Column("classes", "classes"),
+            Column("rank", "rank"),
+            *BASIS,
+            *steps(),
+            Column("adding a class, ms", "add_seconds", 1e3),
+            Column("protecting again, ms", "protect_seconds", 1e3),
+        ],
+    ),
+    "reference": (
+        "classes",
+        [
+            Column("classes", "classes"),
+            Column("ours, GFlop", "projection_flops", 1e-9),
+            Column("group by group, GFlop", "reference_flops", 1e-9),
+            Column("ratio", "reference_flops", over="projection_flops"),
+            Column("group by group, measured, ms", "reference_seconds", 1e3),
+        ],
+    ),
+    "widths": (
+        "widths",
+        [
+            Column("width d", "width"),
+            Column("rank", "rank"),
+            Column("weights, MB", "weight_bytes", 1e-6),
+            *BASIS,
+            *steps(),
+            Column("adding a class, ms", "add_seconds", 1e3),
+            Column("of 2 d rows, ms", "gram_seconds", 1e3),
+        ],
+    ),
+    "batches": (
+        "batches",
+        [
+            Column("batch", "batch"),
+            *steps(),
+            Column("images per second without", "bare_images_per_second"),
+            Column("with", "step_images_per_second"),
+        ],
+    ),
+    "vit": ("paper.layers.vit_b16", LAYERS),
+    "resnet": ("paper.layers.resnet50", LAYERS),
+    "clusters": (
+        "paper.cluster",
+        [
+            Column("ranks", "ranks"),
+            Column("images per rank", "images"),
+            Column("ViT-B/16, one rate, %", "vit_b16_share", 100),
+            Column("ViT-B/16, TF32, %", "vit_b16_tf32_share", 100),
+            Column("ViT-B/16, float32, %", "vit_b16_float32_share", 100),
+            Column("ResNet-50, one rate, %", "resnet50_share", 100),
+            Column("ResNet-50, TF32, %", "resnet50_tf32_share", 100),
+            Column("ResNet-50, float32, %", "resnet50_float32_share", 100),
+        ],
+    ),
+    "memory": (
+        "paper.memory",
+        [
+            Column("network", "network"),
+            Column("weights, MB", "weight_bytes", 1e-6),
+            Column("bases half full, MB", "basis_half_bytes", 1e-6),
+            Column("bases full, MB", "basis_full_bytes", 1e-6),
+            Column("used in steps at most, MB", "side_bytes", 1e-6),
+            Column("Grams to sum, MB", "gram_bytes", 1e-6),
+            Column("bases of one class, TFlop", "class_flops", 1e-12),
+        ],
+    ),
+}
+
+
+def rows_of(found: dict[str, Any], place: str) -> list[dict[str, Any]]:
+    """Return the rows of a table."""
+    if place == "machine":
+        return [{**found["machine"], "date": found["date"], "torch": found["versions"]["torch"]}]
+    rows: Any = found
+    for key in place.split("."):
+        rows = rows[key]
+    return list(rows)
+
+
+def table(found: dict[str, Any], name: str) -> str:
+    """Return a table for the page."""
+    if name not in TABLES:
+        raise unknown("table", name, TABLES)
+    place, columns = TABLES[name]
+    lines = [[column.heading for column in columns], ["---", *["---:"] * (len(columns) - 1)]]
+    lines += [[column.cell(row) for column in columns] for row in rows_of(found, place)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def filled(page: str, found: dict[str, Any]) -> str:
+    """Return the page with every marked table made anew."""
+    return TABLE.sub(lambda match: match[1] + table(found, match[2]) + match[3], page)

@@ -1,0 +1,207 @@
+"""The scaling study: a page with the figures of its file, and the command that makes both."""
+
+import json
+import re
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from benchmarks import scaling
+from benchmarks.charts import CHARTS
+from benchmarks.estimates import paper
+from benchmarks.pages import filled
+from benchmarks.rows import readable
+
+FOUND = json.loads(scaling.RESULTS.read_text())
+PAGE = scaling.PAGE.read_text()
+
+
+def tables(page: str) -> dict[str, list[dict[str, str]]]:
+    """The tables of a page by name: cells by heading."""
+    found = {}
+    for name, text in re.findall(r"<!-- scaling: (\S+) -->\n(.*?)<!-- end -->", page, re.DOTALL):
+        lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.split("\n")]
+        headings, _, *rows = lines[:-1]
+        assert len(set(headings)) == len(headings)
+        found[name] = [dict(zip(headings, row, strict=True)) for row in rows]
+    return found
+
+
+def test_every_number_of_the_tables_is_that_of_the_file():
+    times = {
+        "step without, ms": lambda row: row["bare_seconds"] * 1000,
+        "with projection, ms": lambda row: row["step_seconds"] * 1000,
+        "ratio": lambda row: row["step_seconds"] / row["bare_seconds"],
+    }
+    bases = {
+        "rank": lambda row: row["rank"],
+        "basis kept, MB": lambda row: row["basis_bytes"] / 1e6,
+        "used in steps, MB": lambda row: row["side_bytes"] / 1e6,
+        "adding a class, ms": lambda row: row["add_seconds"] * 1000,
+    }
+    layers = {
+        "layer": lambda row: row["layer"],
+        "how many": lambda row: row["count"],
+        "o": lambda row: row["outputs"],
+        "d": lambda row: row["dimension"],
+        "rows per image": lambda row: row["positions"],
+        "forward and backward of each, GFlop": lambda row: row["training_flops"] / 1e9,
+        "projection by rows, %": lambda row: row["by_rows_share"] * 100,
+        "on the gradient, %": lambda row: row["on_gradient_share"] * 100,
+    }
+    counts = FOUND["paper"]
+    expected = {
+        "machine": (
+            [FOUND["machine"]],
+            {
+                "processor": lambda row: row["cpu"],
+                "cores": lambda row: row["cores"],
+                "threads": lambda row: row["threads"],
+                "load before": lambda row: row["load"],
+                "torch": lambda row: FOUND["versions"]["torch"],
+                "measured": lambda row: FOUND["date"],
+            },
+        ),
+        "classes": (
+            FOUND["classes"],
+            {
+                "classes": lambda row: row["classes"],
+                **bases,
+                **times,
+                "protecting again, ms": lambda row: row["protect_seconds"] * 1000,
+            },
+        ),
+        "reference": (
+            FOUND["classes"],
+            {
+                "classes": lambda row: row["classes"],
+                "ours, GFlop": lambda row: row["projection_flops"] / 1e9,
+                "group by group, GFlop": lambda row: row["reference_flops"] / 1e9,
+                "ratio": lambda row: row["reference_flops"] / row["projection_flops"],
+                "group by group, measured, ms": lambda row: (
+                    row["reference_seconds"] and row["reference_seconds"] * 1000
+                ),
+            },
+        ),
+        "widths": (
+            FOUND["widths"],
+            {
+                "width d": lambda row: row["width"],
+                "weights, MB": lambda row: row["weight_bytes"] / 1e6,
+                **bases,
+                **times,
+                "of 2 d rows, ms": lambda row: row["gram_seconds"] and row["gram_seconds"] * 1000,
+            },
+        ),
+        "batches": (
+            FOUND["batches"],
+            {
+                "batch": lambda row: row["batch"],
+                **times,
+                "images per second without": lambda row: row["batch"] / row["bare_seconds"],
+                "with": lambda row: row["batch"] / row["step_seconds"],
+            },
+        ),
+        "vit": (counts["layers"]["vit_b16"], layers),
+        "resnet": (counts["layers"]["resnet50"], layers),
+        "clusters": (
+            counts["cluster"],
+            {
+                "ranks": lambda row: row["ranks"],
+                "images per rank": lambda row: row["images"],
+                "ViT-B/16, one rate, %": lambda row: row["vit_b16_share"] * 100,
+                "ViT-B/16, TF32, %": lambda row: row["vit_b16_share"] * 200,
+                "ViT-B/16, float32, %": lambda row: row["vit_b16_share"] * 1600,
+                "ResNet-50, one rate, %": lambda row: row["resnet50_share"] * 100,
+                "ResNet-50, TF32, %": lambda row: row["resnet50_share"] * 200,
+                "ResNet-50, float32, %": lambda row: row["resnet50_share"] * 1600,
+            },
+        ),
+        "memory": (
+            counts["memory"],
+            {
+                "network": lambda row: row["network"],
+                "weights, MB": lambda row: row["weight_bytes"] / 1e6,
+                "bases half full, MB": lambda row: row["basis_half_bytes"] / 1e6,
+                "bases full, MB": lambda row: row["basis_full_bytes"] / 1e6,
+                "used in steps at most, MB": lambda row: row["side_bytes"] / 1e6,
+                "Grams to sum, MB": lambda row: row["gram_bytes"] / 1e6,
+                "bases of one class, TFlop": lambda row: row["class_flops"] / 1e12,
+            },
+        ),
+    }
+    found = tables(PAGE)
+    assert found.keys() == expected.keys()
+    for name, (rows, columns) in expected.items():
+        assert [line.keys() for line in found[name]] == [columns.keys()] * len(rows), name
+        for line, row in zip(found[name], rows, strict=True):
+            for heading, value_of in columns.items():
+                assert line[heading] == written(value_of(row)), (name, heading)
+
+
+def written(value: float | str | None) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else readable(value)
+
+
+def test_the_page_is_what_the_script_would_make_of_it():
+    assert filled(PAGE, FOUND) == PAGE
+
+
+def test_counts_in_the_file_are_those_of_the_code():
+    assert FOUND["paper"] == json.loads(json.dumps(paper()))
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_every_figure_is_on_the_page_and_of_the_same_run(name):
+    assert f"](figures/scaling-{name}.svg)" in PAGE
+    drawing = (scaling.PAGE.parent / "figures" / f"scaling-{name}.svg").read_text()
+    assert FOUND["date"] in drawing
+
+
+def test_no_measured_time_is_in_the_prose():
+    prose = re.sub(r"<!-- scaling.*?<!-- end -->", "", PAGE, flags=re.DOTALL)
+    assert not re.search(r"\d (ms|s|seconds|MB|GB|GFlop|TFlop)\b", prose)
+
+
+@pytest.fixture
+def study(monkeypatch, tmp_path):
+    """Call the command line in another folder, with measurements that take no time."""
+    for name in scaling.STUDIES:
+        monkeypatch.setitem(scaling.STUDIES, name, lambda bench, name=name: FOUND[name])
+    monkeypatch.setattr(scaling, "RESULTS", tmp_path / "scaling.json")
+    monkeypatch.setattr(scaling, "PAGE", tmp_path / "scaling.md")
+    (tmp_path / "scaling.md").write_text("<!-- scaling: batches -->\nold\n<!-- end -->\n")
+    threads = torch.get_num_threads()
+    yield lambda *words: CliRunner().invoke(scaling.app, words)
+    torch.set_num_threads(threads)
+
+
+def test_a_study_writes_its_file_its_figures_and_its_page(study, tmp_path):
+    ended = study("--threads", "1")
+    assert ended.exit_code == 0, ended.output
+    found = json.loads((tmp_path / "scaling.json").read_text())
+    assert found["machine"]["threads"] == 1
+    assert found["command"].startswith("python -m benchmarks.scaling")
+    assert found["widths"] == FOUND["widths"]
+    assert len(list((tmp_path / "figures").glob("scaling-*.svg"))) == len(CHARTS)
+    assert tables((tmp_path / "scaling.md").read_text()) == {"batches": tables(PAGE)["batches"]}
+
+
+def test_drawing_anew_measures_nothing(study, tmp_path, monkeypatch):
+    with pytest.raises(scaling.UserError, match=r"scaling\.json is not there: measure first"):
+        scaling.known()
+    assert study("--threads", "1").exit_code == 0
+    before = (tmp_path / "scaling.json").read_text()
+    drawn = {path: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
+    monkeypatch.setattr(scaling, "STUDIES", {})
+    assert study("--redraw").exit_code == 0
+    assert (tmp_path / "scaling.json").read_text() == before
+    assert {path: path.read_bytes() for path in (tmp_path / "figures").iterdir()} == drawn
+
+
+def test_a_page_with_an_unknown_table_is_refused():
+    with pytest.raises(scaling.UserError, match="unknown table 'batch': did you mean 'batches'"):
+        filled("<!-- scaling: batch -->\n<!-- end -->", FOUND)
