@@ -1,6 +1,7 @@
 # make run    set up, then learn the embedded default stream with three methods and compare them
 # make test   set up, then check format, lint, types, and run all tests
 # make fuzz   set up, then read 20,000 damaged files of every kind: about 30 minutes on two cores
+# make faults set up, then kill 30 runs of every method and let them go on: about 30 minutes
 # make setup  set up only: a virtual environment in .venv
 # make format put the code in the house format
 # make bench  measure speed and memory beside slow references: 10 minutes, on a quiet machine
@@ -10,7 +11,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test fuzz setup format bench scaling tables clean
+.PHONY: run test fuzz faults setup format bench scaling tables clean
 
 run: setup
 	@$(BIN)/classgrad run --method cgp,gpm,finetune
@@ -22,7 +23,12 @@ test: setup
 	$(BIN)/python -m pytest
 
 fuzz: setup
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz
+	OMP_NUM_THREADS=1 PYTHONPATH=tests:src $(BIN)/python -m fuzz --out results/fuzz.json
+	$(BIN)/python docs/fill_tables.py
+
+faults: setup
+	OMP_NUM_THREADS=1 PYTHONPATH=tests:src $(BIN)/python -m faults --kills 30 --out results/faults.json
+	$(BIN)/python docs/fill_tables.py
 
 format: setup
 	$(BIN)/ruff format .

@@ -25,6 +25,7 @@ MEASUREMENTS = {
     "augmentation": 20,
     "epoch": 20,
     "throughput": 40,
+    "saving": 20,
     "memory": 120,
 }
 

@@ -49,7 +49,7 @@ class Learner:
 
     def __init__(self, method: str, learnt: int = TASKS, *, protect: bool = True) -> None:
         plan = make_plan("split-cifar100", method, values={"epochs": 1, "warmup": 0})
-        self.method = plan.method
+        self.plan, self.method = plan, plan.method
         self.task = random_task(learnt, per_class=BATCH)
         self.net = networks.build(plan.network, (3, 32, 32), **plan.network_options.model_dump())
         for _ in range(learnt):

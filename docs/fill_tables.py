@@ -1,17 +1,21 @@
-"""Fill the tables of the documentation from records: python docs/fill_tables.py.
+"""Fill the tables of the documentation from results: python docs/fill_tables.py.
 
-A page marks the place with `<!-- table: FOLDER -->` and `<!-- end -->`; FOLDER holds the folders of
-runs, relative to the root of the repository.
+A page marks the place of a table with `<!-- table: FOLDER -->` and `<!-- end -->`; FOLDER holds the
+folders of runs, relative to the root of the repository. `<!-- faults -->`, `<!-- fuzz -->` and
+`<!-- saving -->` are for tables from the JSON files of these names in `results/`.
 """
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 from classgrad.records import RunRecord
 from classgrad.report import markdown
 
 ROOT = Path(__file__).parent.parent
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+FIGURES = re.compile(r"(<!-- (faults|fuzz|saving) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(page: str) -> str:
@@ -23,7 +27,47 @@ def filled(page: str) -> str:
             raise SystemExit(f"no records in {match[2]}")
         return match[1] + markdown([RunRecord.load(path) for path in paths]) + match[3]
 
-    return TABLE.sub(table, page)
+    def figures(match: re.Match[str]) -> str:
+        text = (ROOT / "results" / f"{match[2]}.json").read_text(encoding="utf-8")
+        make = {"faults": faults, "fuzz": fuzz, "saving": saving}[match[2]]
+        return match[1] + make(json.loads(text)) + match[3]
+
+    return FIGURES.sub(figures, TABLE.sub(table, page))
+
+
+def faults(found: dict[str, Any]) -> str:
+    """Return a table of where runs of each method were killed, and how many ended otherwise."""
+    methods = found["methods"]
+    places = list(next(iter(methods.values()))["kills"])
+    rows = [["method", *places, "ended otherwise"]]
+    rows += [[name, *one["kills"].values(), one["wrong"]] for name, one in methods.items()]
+    sums = [sum(one["kills"][place] for one in methods.values()) for place in places]
+    rows.append(["all", *sums, sum(one["wrong"] for one in methods.values())])
+    return lines(rows)
+
+
+def fuzz(found: dict[str, Any]) -> str:
+    """Return a table of what became of damaged files of each kind."""
+    rows = [["file", "inputs", "read", "refused in one line"]]
+    for name, one in found["targets"].items():
+        counts = [one["read"] + one["refused"], one["read"], one["refused"]]
+        rows.append([name, *(f"{count:,}" for count in counts)])
+    return lines(rows)
+
+
+def saving(found: dict[str, Any]) -> str:
+    """Return a table of what saving costs."""
+    rows = [["what", "seconds", "beside", "share", "required"]]
+    for row in found["measurements"]["saving"]:
+        values = [row["ours"]["value"], row["reference"]["value"], row["figure"]]
+        rows.append([row["what"], *(f"{value:.2g}" for value in values), row["required"]])
+    return lines(rows)
+
+
+def lines(rows: list[list[Any]]) -> str:
+    """Return rows as a Markdown table, the first as its head."""
+    head, *rest = ["| " + " | ".join(map(str, row)) + " |\n" for row in rows]
+    return head + "|" + "---|" * len(rows[0]) + "\n" + "".join(rest)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from benchmarks import __main__ as command
-from benchmarks import bases, epoch, learner, memory, pillow, projecting, steps, timing
+from benchmarks import bases, epoch, learner, memory, pillow, projecting, saving, steps, timing
 from benchmarks.images import smooth_images
 from benchmarks.learner import Learner, flops, random_basis
 from benchmarks.references import columns, refined, without_groups
@@ -205,6 +205,36 @@ def test_every_part_of_an_epoch_is_found(small_ranks, monkeypatch):
     everything = row.ours.value + sum(row.details["seconds"].values())
     assert everything - row.details["seconds"]["projection"] == pytest.approx(row.reference.value)
     assert 0 < row.figure < 0.5
+
+
+def test_what_is_timed_as_a_save_is_all_of_a_state(small_ranks, tmp_path):
+    one = Learner("cgp", 1)
+    one.step()
+    keeping = saving.keeping_of(one, tmp_path)
+    keeping.after_step(one.loop.state_dict)
+    assert keeping.keeper.load() is None  # it is not time yet
+    keeping.save(one.loop.state_dict())
+    state = keeping.keeper.load().state
+    assert {name: len(basis) for name, basis in state["method"]["bases"].items()} == DIMENSIONS
+    kept = state["unfinished"]["optimizer"]
+    moving = [p for p in one.loop.parameters if p.grad is not None]
+    assert sum(part["momentum_buffer"].numel() for part in kept if part) == sum(
+        p.numel() for p in moving
+    )
+    for name, value in one.net.state_dict().items():
+        assert state["unfinished"]["net"][name].equal(value)
+
+
+def test_saves_are_set_beside_five_minutes_and_asking_beside_a_step(
+    small_ranks, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    save, ask = saving.measure(Bench(quick=True))
+    assert save.reference.value == 300
+    assert save.details["bytes"] > 4 * 2 * 6_499_328  # weights and momentum
+    assert save.figure == save.ours.value / 300
+    assert 0 < ask.figure < 0.01
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_memory_in_use_and_its_peak_are_in_bytes():

@@ -3,7 +3,8 @@ import json
 import pytest
 import torch
 
-from classgrad import CGP, GPM, run
+from classgrad import CGP, GPM, records, run
+from classgrad.checkpoints import Store, files
 from classgrad.errors import UserError
 from classgrad.records import RunRecord
 from classgrad.runs import Run
@@ -100,6 +101,42 @@ def test_folder_that_cannot_be_written_is_one_clear_line(tmp_path):
     with pytest.raises(UserError, match="cannot lock"):
         run(stream, GPM(), values=QUICK, out=tmp_path)
     assert taken.read_text() == "in the way"
+
+
+def test_the_record_is_on_disk_before_the_state_is_removed(tmp_path, monkeypatch):
+    order, sync, clear = [], records.sync, Store.clear
+
+    def synced(folder):
+        order.append(RunRecord.load(folder).complete)
+        sync(folder)
+
+    monkeypatch.setattr(records, "sync", synced)
+    monkeypatch.setattr(Store, "clear", lambda self: (order.append("cleared"), clear(self)))
+    run(blobs(tasks=2), "finetune", values=QUICK, out=tmp_path)
+    assert order == [False, True, "cleared"]
+
+
+def test_the_folder_of_a_run_is_made_to_stay(tmp_path, monkeypatch):
+    synced, sync = [], files.sync
+    monkeypatch.setattr(files, "sync", lambda folder: (synced.append(folder), sync(folder)))
+    run(blobs(tasks=1), "finetune", values=QUICK, out=tmp_path / "new" / "runs")
+    assert synced[:3] == [tmp_path, tmp_path / "new", tmp_path / "new" / "runs"]
+
+
+def test_killed_at_its_very_end_a_run_leaves_no_state_for_good(tmp_path, monkeypatch):
+    stream = blobs(tasks=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "clear", lambda self: None)
+        first = run(stream, "finetune", values=QUICK, out=tmp_path)
+    assert list(tmp_path.glob("*/checkpoints/0*"))
+    assert run(stream, "finetune", values=QUICK, out=tmp_path) == first
+    assert not list(tmp_path.glob("*/checkpoints"))
+
+
+def test_a_finished_run_of_other_data_is_not_taken_for_this_one(tmp_path):
+    run(blobs(seed=0), "finetune", values=QUICK, out=tmp_path)
+    with pytest.raises(UserError, match=r"holds another run: data \w{32} there, \w{32} here"):
+        run(blobs(seed=1), "finetune", values=QUICK, out=tmp_path)
 
 
 def test_shared_head_measures_forward_transfer():

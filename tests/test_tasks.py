@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -56,3 +58,18 @@ def test_stream_refuses_what_does_not_fit():
         TaskStream("short", list(stream), [stream.test(0)])
     with pytest.raises(UserError, match="at position 0 has id 1"):
         TaskStream("turned", [stream[1], stream[0]], [stream.test(1), stream.test(0)])
+
+
+@pytest.mark.parametrize("part", ["training", "validation", "test"])
+def test_stream_refuses_images_of_another_shape(part):
+    small, large = blobs(tasks=2), blobs(tasks=2, shape=(1, 9, 9))
+    second, test = small[1], small.test(1)
+    if part == "training":
+        second = replace(second, train=large[1].train)
+    elif part == "validation":
+        second = replace(second, valid=large[1].valid)
+    else:
+        test = large.test(1)
+    message = rf"{part} images of task 'blobs 1' have shape \(1, 9, 9\), .* \(1, 8, 8\)"
+    with pytest.raises(UserError, match=message):
+        TaskStream("mixed", [small[0], second], [small.test(0), test])

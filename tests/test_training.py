@@ -54,6 +54,37 @@ def test_plateau_stops_early_and_restores_the_best_weights():
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), best.parameters(), strict=True))
 
 
+class Kept:
+    """Keeps the state of the end of the loop."""
+
+    state = None
+
+    def take(self):
+        return self.state
+
+    def after_step(self, state):
+        assert self.state is None, "trained on after the end"
+
+    def at_end(self, state):
+        self.state = state()
+
+
+def test_a_loop_that_plateau_has_ended_does_not_go_on():
+    kept, nets = Kept(), []
+    training = Training(
+        epochs=40, learning_rate=0.5, schedule="plateau", lr_min=0.2, factor=2.0, patience=1
+    )
+    for _ in range(2):
+        nets.append(fresh())
+        task = STREAM[0]
+        wrong = Split(task.valid.images, (task.valid.labels + 1) % 3)
+        against = Task(0, "against", task.class_names, task.train, wrong)
+        method = methods.make("finetune")
+        fit(nets[-1], method, [against], training, seed=1, keeping=kept)
+    one, two = (list(net.parameters()) for net in nets)
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
 def test_plateau_without_validation_data_is_refused():
     task = STREAM[0]
     empty = Split(task.valid.images[:0], task.valid.labels[:0])

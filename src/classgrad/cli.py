@@ -91,6 +91,8 @@ def run(
 
     A run that was cut short goes on where it was when the command is repeated.
     """
+    from functools import partial
+
     from rich.console import Console
 
     from classgrad.checkpoints import Keeper
@@ -107,6 +109,7 @@ def run(
     if resume and not any(something_kept(folder) for folder in folders):
         raise UserError(f"nothing in '{out}' to go on with: leave out --resume")
     console = Console(stderr=as_json, markup=False)  # brackets in names are no markup
+    tell = partial(console.print, soft_wrap=True)
     records: list[RunRecord] = []
     for plans in groups:
         stream = load_stream(plans[0], data_dir)  # what methods learn does not differ between them
@@ -118,7 +121,7 @@ def run(
             keeper = Keeper(folder, minutes=save_minutes, steps=save_steps)
             one = Run(plan, stream, folder, keeper)
             with keeper.listening(), progress_bar(console, one) as observer:
-                records.append(go_on(one, observer, fresh=fresh, tell=console.print))
+                records.append(go_on(one, observer, fresh=fresh, tell=tell))
     if as_json:
         found = [json.loads(record.to_json()) for record in records]
         print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
@@ -253,7 +256,8 @@ def main() -> None:
             sys.exit(2)
         fail(error.format_message())
     except Stopped as stop:
-        fail("stopped; the same command goes on from here", code=128 + stop.number)
+        same = "the same command" + (" without --fresh" if "--fresh" in sys.argv else "")
+        fail(f"stopped; {same} goes on from here", code=128 + stop.number)
     except typer.Abort:
         fail("stopped", code=130)
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import from_json
 from torch import Tensor
 
+from classgrad.checkpoints.files import sync
 from classgrad.errors import UserError, shown
 
 SCHEMA_VERSION = 1
@@ -45,6 +46,10 @@ class ClassResult(Part):
     forgetting: list[float | None]
 
 
+class NewerRecord(UserError):
+    """A record that a newer version of classgrad wrote."""
+
+
 class Seconds(Part):
     """Wall-clock time by phase."""
 
@@ -66,6 +71,7 @@ class RunRecord(Part):
     benchmark_options: dict[str, Any]
     tasks: list[str]
     data_notes: list[str] = Field(default_factory=list)
+    data: str = ""  # what tells the images and labels from others; older records do not say
     method: dict[str, Any]
     network: str
     network_options: dict[str, Any]
@@ -118,6 +124,7 @@ class RunRecord(Part):
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+        sync(folder)
         return path
 
     @classmethod
@@ -135,7 +142,7 @@ class RunRecord(Part):
             raise UserError(f"'{file}' is not a record: {shown(error)}") from None
         found = data.get("schema_version") if isinstance(data, dict) else None
         if isinstance(found, int) and found > SCHEMA_VERSION:
-            raise UserError(
+            raise NewerRecord(
                 f"'{file}' has schema {shown(found)}, newer than {SCHEMA_VERSION}: update classgrad"
             )
         try:

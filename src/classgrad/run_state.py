@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from classgrad.checkpoints import Lock
+from classgrad.checkpoints import Keeper, Lock
 from classgrad.checkpoints.errors import understood
 from classgrad.checkpoints.keeper import FOLDER
 from classgrad.errors import Stopped, UserError, shown
 from classgrad.evaluation import Judge, Score
-from classgrad.records import FILE_NAME, RunRecord
+from classgrad.records import FILE_NAME, NewerRecord, RunRecord
 
 if TYPE_CHECKING:
     from classgrad.runs import Run
@@ -33,13 +33,14 @@ def go_on(
     assert run.folder is not None
     assert run.keeper is not None
     with Lock(run.folder):
-        finished = None if fresh else finished_record(run)
+        if fresh:
+            forget(run.folder, run.keeper)
+        finished = finished_record(run, tell)
         if finished:
             tell(f"{run.method.name}: finished before; --fresh learns it again")
+            run.keeper.clear()  # killed right at its end, it could not do so itself
             return finished
-        if fresh:
-            run.keeper.clear()
-        loaded = run.keeper.load()
+        loaded = None if fresh else run.keeper.load()
         if loaded:
             for warning in loaded.warnings:
                 tell(f"{warning}; going on from the one before")
@@ -98,8 +99,8 @@ def _restore(run: "Run", state: Mapping[str, Any]) -> None:
 class RoundKeeping:
     """Keeps the state of a run while one round of training goes on."""
 
-    def __init__(self, run: "Run", number: int) -> None:
-        self.run, self.number = run, number
+    def __init__(self, run: "Run", keeper: Keeper, number: int) -> None:
+        self.run, self.keeper, self.number = run, keeper, number
 
     def take(self) -> dict[str, Any] | None:
         """Return the state of the loop that was cut short, once."""
@@ -108,21 +109,44 @@ class RoundKeeping:
 
     def after_step(self, state: Callable[[], dict[str, Any]]) -> None:
         """Save if it is time to, and stop if that was asked for."""
-        keeper = self.run.keeper
-        assert keeper is not None
-        if keeper.due():
-            keeper.save(taken(self.run, {**state(), "round": self.number}))
-            if keeper.asked is not None:
-                raise Stopped(keeper.asked)
+        if self.keeper.due():
+            self.save(state())
+
+    def at_end(self, state: Callable[[], dict[str, Any]]) -> None:
+        """Save before the base update, which can take long, and stop if that was asked for."""
+        if self.keeper.worth_saving():
+            self.save(state())
+
+    def save(self, loop: dict[str, Any]) -> None:
+        """Save, and stop if that was asked for."""
+        self.keeper.save(taken(self.run, {**loop, "round": self.number}))
+        if self.keeper.asked is not None:
+            raise Stopped(self.keeper.asked)
 
 
-def finished_record(run: "Run") -> RunRecord | None:
-    """Return the record in a run's folder, if it is complete."""
+def forget(folder: Path, keeper: Keeper) -> None:
+    """Remove the record of a run, so that the new one is the one to go on with, and its state."""
     try:
-        record = RunRecord.load(run.folder or "")
-    except UserError:
-        return None  # none, or a damaged one, which is written again
-    refuse_others(run, record.model_dump(include=set(run.plan.as_dict())))
+        (folder / FILE_NAME).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot start again in '{folder}': {error.strerror}") from None
+    keeper.clear()
+
+
+def finished_record(run: "Run", tell: Callable[[str], None]) -> RunRecord | None:
+    """Return the record in a run's folder, if it is complete."""
+    assert run.folder is not None
+    if not (run.folder / FILE_NAME).exists():
+        return None
+    try:
+        record = RunRecord.load(run.folder)
+    except NewerRecord:
+        raise
+    except UserError as error:
+        tell(f"{error}; it is written again")
+        return None
+    found = record.model_dump(include=set(run.plan.as_dict()))
+    refuse_others(run, {**found, "data": record.data} if record.data else found)
     return record if record.complete else None
 
 

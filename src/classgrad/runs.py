@@ -111,6 +111,7 @@ class Run:
     def go(self, observer: Observer | None = None) -> RunRecord:
         """Learn all tasks that are not learnt yet; return the record."""
         self.observer = observer
+        self.record.data = self.fingerprint
         try:
             for number in range(len(self.scores), len(self.stream)):
                 self.learn(number)
@@ -166,7 +167,7 @@ class Run:
                 self.observer(replace(at, step=passed, steps=rounds * at.steps))
 
             observer = whole if self.observer else None
-            keeping = run_state.RoundKeeping(self, number) if self.keeper else None
+            keeping = run_state.RoundKeeping(self, self.keeper, number) if self.keeper else None
             with self.keeper.patience() if self.keeper else nullcontext():
                 fit(
                     self.net,

@@ -114,6 +114,7 @@ class TaskStream(Sequence[Task]):
         self._tests = tuple(tests)
         self.notes = tuple(notes)
         self.options = dict(options or {})
+        self._refuse_other_shapes()
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -128,8 +129,24 @@ class TaskStream(Sequence[Task]):
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input of the network."""
-        first = self._tasks[0]
-        return tuple(first.transform(first.train.unit_images(slice(0, 1))).shape[1:])
+        return self._shape(self._tasks[0], self._tasks[0].train)
+
+    def _shape(self, task: Task, split: Split) -> tuple[int, ...]:
+        return tuple(task.transform(split.unit_images(slice(0, 1))).shape[1:])
+
+    def _refuse_other_shapes(self) -> None:
+        for task, test in zip(self._tasks, self._tests, strict=True):
+            for kind, split in (
+                ("training", task.train),
+                ("validation", task.valid),
+                ("test", test),
+            ):
+                if len(split) and self._shape(task, split) != self.input_shape:
+                    raise UserError(
+                        f"{kind} images of task '{task.name}' have shape "
+                        f"{self._shape(task, split)}, those of the first task {self.input_shape}: "
+                        "give all the same"
+                    )
 
     def fingerprint(self) -> str:
         """Return what tells these data from others: a digest of all images and labels."""

@@ -105,6 +105,9 @@ class Keeping(Protocol):
     def after_step(self, state: Callable[[], dict[str, Any]]) -> None:
         """Save the state if it is time to; called after every step."""
 
+    def at_end(self, state: Callable[[], dict[str, Any]]) -> None:
+        """Save the state if much would be lost in what comes next; called after the last step."""
+
 
 def fit(
     net: Network,
@@ -175,7 +178,9 @@ class Loop:
             self.batch = 0
             self.epoch += 1
             if isinstance(self.schedule, Plateau) and not self.goes_on(self.schedule):
-                break
+                self.epoch = self.training.epochs  # a state that is saved now is at its end
+        if keeping:
+            keeping.at_end(self.state_dict)
         if self.best is not None:
             self.net.load_state_dict(self.best)
 

@@ -308,3 +308,18 @@ def test_of_many_processes_at_the_same_moment_one_wins(tmp_path):
     words = [sys.executable, "-c", RACE, str(tmp_path)]
     found = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
     assert found.returncode == 0, found.stderr
+
+
+def test_interrupted_while_locking_nothing_stays_locked(tmp_path, monkeypatch):
+    link = os.link
+
+    def interrupted(*names):
+        link(*names)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", interrupted)
+        with pytest.raises(KeyboardInterrupt), Lock(tmp_path):
+            pass
+    assert os.listdir(tmp_path) == []
+    takes_over(tmp_path)

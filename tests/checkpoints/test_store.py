@@ -299,6 +299,28 @@ def test_after_damage_the_one_that_was_loaded_is_kept_and_the_damaged_one_is_not
     assert names(two) == ["000003", "000004"]
 
 
+def test_cleared_all_checkpoints_are_gone_and_nothing_else(two):
+    (two / ".part-000002").mkdir()
+    Store(two).clear()
+    assert not two.exists()
+    Store(two).clear()
+    two.mkdir()
+    (two / "notes.txt").write_text("mine")
+    Store(two).save(example(1))
+    Store(two).clear()
+    assert names(two) == ["notes.txt"]
+
+
+def test_stopped_while_clearing_no_checkpoint_is_half_there(two, monkeypatch):
+    def stop(*_given, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", stop)
+    with pytest.raises(KeyboardInterrupt):
+        Store(two).clear()
+    assert Store(two).load() is None
+
+
 def test_what_is_not_a_checkpoint_is_left_alone(two):
     for name in ("notes.txt", "12", "0000003", "٠٠٠٠٠٩"):
         (two / name).write_text("mine")

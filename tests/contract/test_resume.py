@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from classgrad.checkpoints import Keeper
+from classgrad.checkpoints import Keeper, keeper
 from classgrad.methods import METHODS
 from classgrad.plan import make_plan
 from classgrad.run_state import go_on
@@ -86,3 +86,28 @@ def test_a_run_that_was_cut_short_ends_with_the_same_bits(name, values, tmp_path
     assert same(expected[2], found[2])
     assert not (tmp_path / "checkpoints").exists()
     assert go_on(start(name, values, tmp_path)).model_dump() == record.model_dump()
+
+
+def test_stopped_in_the_base_update_it_does_not_train_again(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(keeper, "WORTH_SAVING", 0)
+    values = SETTINGS[2]  # plateau: the weights at the end of training are not the last ones
+    whole = start(name, values)
+    whole.go()
+    kind, tasks = METHODS[name], []
+
+    def stopping(self, net, task, generator):
+        tasks.append(task)
+        if len(tasks) == 2:
+            raise Cut
+        end_task(self, net, task, generator)
+
+    cut, end_task = start(name, values, tmp_path), kind.end_task
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "end_task", stopping)
+        with pytest.raises(Cut):
+            go_on(cut)
+    cut.method.close()
+    last, steps = start(name, values, tmp_path), []
+    go_on(last, steps.append)
+    assert {at.task for at in steps} == {2}
+    assert same(outcome(whole), outcome(last))

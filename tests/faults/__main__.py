@@ -1,4 +1,7 @@
-"""Kill runs of every method many times: python -m faults --kills 30 --out results/faults.json."""
+"""What `make faults` does: kill runs of every method many times, and let them go on.
+
+Takes how many times, and a file for the figures: python -m faults --kills 30 --out found.json
+"""
 
 import argparse
 import json
@@ -6,31 +9,30 @@ import tempfile
 from pathlib import Path
 
 import torch
-from rich.progress import track
 
 from classgrad.methods import METHODS
+from classgrad.records import versions
 from faults.kills import survives
 
 
 def main() -> None:
-    """Print how many kills each method survived; exit 1 if a run ended otherwise than alone."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print a line for each method; exit code 1 if a run ended otherwise than one left alone."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=30, help="of runs of every method")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
     given = parser.parse_args()
     torch.set_num_threads(1)
     found = {}
     with tempfile.TemporaryDirectory() as place:
-        for name in track(METHODS, "killing", disable=given.quiet):
-            found[name] = survives(name, Path(place) / name, given.kills)
+        for name in METHODS:
+            found[name] = one = survives(name, Path(place) / name, given.kills)
+            kills = sum(one["kills"].values())
+            line = f"{name:<10}{kills:>4} kills, {one['wrong']} wrong, {one['seconds']:>5.0f} s"
+            print(line, flush=True)
     if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
-    for name, result in found.items():
-        print(
-            f"{name:<10} killed {result['random'] + result['placed']:>3}  wrong {result['wrong']}"
-        )
-    raise SystemExit(any(result["wrong"] for result in found.values()))
+        content = {"versions": versions(), "methods": found}
+        given.out.write_text(json.dumps(content, indent=1) + "\n")
+    raise SystemExit(any(one["wrong"] for one in found.values()))
 
 
 if __name__ == "__main__":

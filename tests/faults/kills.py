@@ -13,12 +13,14 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from classgrad.checkpoints import Keeper, encoding, files
+from classgrad.methods import METHODS
 from classgrad.plan import make_plan
 from classgrad.run_state import go_on
 from classgrad.runs import Run
@@ -30,6 +32,16 @@ NORMS = {"batch_norm": True, "norm": "stored", "affine": "task", "dropout": 0.2,
 FEWER = {"rcl": {"trials": 2, "child_epochs": 2}}
 SAVE_EVERY = 4  # steps
 END = "end.json"
+RANDOM = "random moment"
+# Where else a run is killed, and the function that is called there.
+CALLS = [
+    ("step", "loss"),
+    ("base update", "end_task"),
+    ("saving", "_write_file"),
+    ("start of a task", "begin_task"),
+    ("saving", "rename"),
+    ("step", "after_step"),
+]
 
 
 def start(name: str, folder: Path) -> Run:
@@ -50,10 +62,11 @@ def digest(state: Any) -> str:
 def run_to_end(name: str, folder: Path) -> None:
     """Learn, or go on learning, and write down how it ended."""
     running = start(name, folder)
-    record = go_on(running)
+    record = go_on(running).model_dump(exclude={"seconds"})
     states = {"net": running.net.state_dict(), "method": running.method.state_dict()}
-    ended = {"record": record.model_dump(exclude={"seconds"}), "states": digest(states)}
-    (folder / END).write_text(json.dumps(ended))
+    # Killed when all was done, a run has its record and nothing more to learn.
+    learnt = digest(states) if running.scores else None
+    (folder / END).write_text(json.dumps({"record": record, "states": learnt}))
 
 
 def in_child(work: Callable[[], None]) -> int:
@@ -71,69 +84,69 @@ def in_child(work: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def die() -> None:
-    """End this process without warning."""
-    os.kill(os.getpid(), signal.SIGKILL)
+def dying(call: Callable[..., Any], number: int, late: bool) -> Callable[..., Any]:
+    """Return a function that ends the process in its so-manieth call: before its work, or after."""
+    left = [number]
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        left[0] -= 1
+        found = call(*args, **kwargs) if left[0] or late else None
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    return wrapper
 
 
-def dying_at(name: str, folder: Path, place: str, number: int) -> Callable[[], None]:
-    """Return a run that dies in a certain place: in a step, the base update, or while saving."""
-
-    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-        left = [number]
-
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0:
-                die()
-            return call(*args, **kwargs)
-
-        return wrapper
-
-    def work() -> None:
-        if place == "saving":
-            files._write_file = counted(files._write_file)
-        elif place == "renaming":
-            os.rename = counted(os.rename)
-        else:
-            owner = type(start(name, folder / "unused").method)
-            setattr(owner, place, counted(getattr(owner, place)))
-        run_to_end(name, folder)
-
-    return work
+def run_dying(name: str, folder: Path, call: str, number: int, late: bool) -> None:
+    """Learn until a certain call of a function of the method, or of those that save."""
+    owners = {"_write_file": files, "rename": os}
+    owner = owners.get(call) or METHODS[name]
+    setattr(owner, call, dying(getattr(owner, call), number, late))
+    run_to_end(name, folder)
 
 
 def survives(name: str, folder: Path, kills: int, seed: int = 1) -> dict[str, Any]:
-    """Kill runs of a method so many times; tell how often, and whether all ended alike."""
+    """Kill runs of a method so many times; tell where, and how many ended otherwise than alone."""
     chance = random.Random(f"{name} {seed}")
     began = time.monotonic()
-    alone = folder / "alone"
-    assert os.waitpid(in_child(lambda: run_to_end(name, alone)), 0)[1] == 0, name
+    alone, victim = folder / "alone", folder / "victim"
+    assert ended(in_child(lambda: run_to_end(name, alone))) == 0, name
     lasted = time.monotonic() - began
-    expected = json.loads((alone / END).read_text())
-    places = ["loss", "end_task", "saving", "renaming", "begin_task", "after_step"]
-    done = {"random": 0, "placed": 0}
+    found = dict.fromkeys((RANDOM, *(place for place, _ in CALLS)), 0)
     wrong = 0
-    victim = folder / "victim"
-    while sum(done.values()) < kills:
-        if sum(done.values()) % 2:
-            place = places[done["placed"] % len(places)]
-            child = in_child(dying_at(name, victim, place, chance.randint(1, 3)))
+    while sum(found.values()) < kills:
+        count = sum(found.values())
+        if count % 2:
+            place, call = CALLS[count // 2 % len(CALLS)]
+            number, late = chance.randint(1, 3), chance.random() < 0.5
+            child = in_child(partial(run_dying, name, victim, call, number, late))
         else:
-            child = in_child(lambda: run_to_end(name, victim))
+            place, child = RANDOM, in_child(lambda: run_to_end(name, victim))
             time.sleep(chance.uniform(0, lasted))
             os.kill(child, signal.SIGKILL)
-            place = "random"
-        status = os.waitpid(child, 0)[1]
-        killed = os.WIFSIGNALED(status)
-        if killed:
-            done["random" if place == "random" else "placed"] += 1
-        elif status:
+        code = ended(child)
+        if code == -signal.SIGKILL:
+            found[place] += 1
+        elif code:
             wrong += 1
-            done["random"] += 1
+            break  # it failed, and said why
         if (victim / END).exists():  # it was done before it could be killed
-            wrong += json.loads((victim / END).read_text()) != expected
+            wrong += differ(victim, alone)
             shutil.rmtree(victim)
-    status = os.waitpid(in_child(lambda: run_to_end(name, victim)), 0)[1]
-    wrong += status != 0 or json.loads((victim / END).read_text()) != expected
-    return {**done, "wrong": wrong, "seconds": time.monotonic() - began}
+    code = ended(in_child(lambda: run_to_end(name, victim)))
+    wrong += code != 0 or differ(victim, alone)
+    return {"kills": found, "wrong": wrong, "seconds": round(time.monotonic() - began, 1)}
+
+
+def differ(victim: Path, alone: Path) -> bool:
+    """Tell whether a run ended otherwise than one that was left alone."""
+    found, expected = (json.loads((folder / END).read_text()) for folder in (victim, alone))
+    if found["states"] is None:
+        return bool(found["record"] != expected["record"])
+    return bool(found != expected)
+
+
+def ended(child: int) -> int:
+    """Wait for a process; return its exit code, or the signal that ended it as a negative one."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

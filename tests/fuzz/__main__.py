@@ -1,27 +1,40 @@
 """What `make fuzz` does: every target with many inputs, two at a time; other ones each time.
 
-Takes the number of inputs and the names of targets: python -m fuzz 20000 record mat
+Takes names of targets, how many inputs, and a file for the figures:
+python -m fuzz record mat --inputs 20000 --out found.json
 """
 
+import argparse
+import json
 import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
+from classgrad.records import versions
 from fuzz.engine import report
 from fuzz.targets import TARGETS
-
-INPUTS = 20_000
 
 
 def main() -> None:
     """Try the targets and print a line for each; exit code 1 if any fails."""
-    inputs = int(sys.argv[1]) if len(sys.argv) > 1 else INPUTS
-    names = sys.argv[2:] or list(TARGETS)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="by default all", metavar="NAME")
+    parser.add_argument("--inputs", type=int, default=20_000, help="for each target")
+    parser.add_argument("--out", type=Path, help="a JSON file for the figures")
+    given = parser.parse_args()
+    names = given.names or list(TARGETS)
     spawn = multiprocessing.get_context("spawn")
+    found = {}
     with ProcessPoolExecutor(2, mp_context=spawn) as pool:
-        found = list(pool.map(report, names, [inputs] * len(names)))
-    print(*(text for _, text in found), sep="\n")
-    sys.exit(not all(well for well, _ in found))
+        reports = pool.map(report, names, [given.inputs] * len(names))
+        for name, (counts, text) in zip(names, reports, strict=True):
+            found[name] = counts
+            print(text, flush=True)
+    if given.out:
+        content = {"versions": versions(), "targets": found}
+        given.out.write_text(json.dumps(content, indent=1) + "\n")
+    sys.exit(None in found.values())
 
 
 if __name__ == "__main__":

@@ -44,17 +44,18 @@ def fuzz(target: Target, folder: Path, inputs: int, *, repeatable: bool) -> Coun
     return outcomes
 
 
-def report(name: str, inputs: int) -> tuple[bool, str]:
-    """Try a target; return whether all went well, and a line or a traceback about it."""
+def report(name: str, inputs: int) -> tuple[dict[str, int] | None, str]:
+    """Try a target; return how many inputs were read and refused, or None, and a text about it."""
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         try:
             outcomes = fuzz(TARGETS[name], Path(folder).resolve(), inputs, repeatable=False)
         except Exception:
-            return False, f"{name}: FAILED\n{traceback.format_exc()}"
+            return None, f"{name}: FAILED\n{traceback.format_exc()}"
     counts = f"{outcomes.total():>7,} inputs: {outcomes['read']:>6,} read, "
     seconds = time.monotonic() - begun
-    return True, f"{name:<17}{counts}{outcomes['refused']:>6,} refused, {seconds:4.0f} s"
+    text = f"{name:<17}{counts}{outcomes['refused']:>6,} refused, {seconds:4.0f} s"
+    return {"read": outcomes["read"], "refused": outcomes["refused"]}, text
 
 
 def _outcome(target: Target, folder: Path) -> str:

@@ -61,6 +61,14 @@ def read(folder: Path, counter: int) -> tuple[Manifest, dict[str, Any]]:
     return manifest, schema.migrate(state, manifest.schema)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, and make their names durable."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync(folder.parent)
+
+
 def sync(folder: Path) -> None:
     """Make the names in a folder durable."""
     handle = os.open(folder, os.O_RDONLY)

@@ -1,6 +1,5 @@
 """When the state of a run is saved: now and then, and when the process is asked to stop."""
 
-import shutil
 import signal
 import threading
 import time
@@ -15,7 +14,7 @@ from classgrad.errors import Stopped
 
 FOLDER = "checkpoints"
 MINUTES = 5.0
-WORTH_SAVING = 30.0  # seconds of training that should not be lost when the process is stopped
+WORTH_SAVING = 30.0  # seconds of training that the base update after it should not put at risk
 
 
 class Keeper:
@@ -41,8 +40,8 @@ class Keeper:
         return late or many or self.asked is not None
 
     def worth_saving(self) -> bool:
-        """Tell whether more has been learnt than should be lost."""
-        return time.monotonic() - self._saved >= WORTH_SAVING
+        """Tell, when training has ended, whether it should be saved before anything else."""
+        return time.monotonic() - self._saved >= WORTH_SAVING or self.asked is not None
 
     def save(self, state: dict[str, Any]) -> None:
         """Save a state; then stop, if that was asked for."""
@@ -52,7 +51,7 @@ class Keeper:
 
     def clear(self) -> None:
         """Remove all checkpoints."""
-        shutil.rmtree(self.store.folder, ignore_errors=True)
+        self.store.clear()
 
     @contextmanager
     def listening(self) -> Iterator[None]:

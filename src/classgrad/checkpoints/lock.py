@@ -1,6 +1,5 @@
 """One process at a time: a file that says who uses a folder."""
 
-import fcntl
 import json
 import os
 import socket
@@ -12,8 +11,14 @@ from pathlib import Path
 from types import TracebackType
 
 from classgrad.checkpoints.errors import BadCheckpoint
+from classgrad.checkpoints.files import make_folder
 from classgrad.checkpoints.manifest import parse_json
 from classgrad.errors import UserError
+
+try:
+    import fcntl
+except ImportError:
+    raise UserError("classgrad needs Linux or macOS: this system has no locks of files") from None
 
 FILE_NAME = "lock.json"
 LARGEST = 2**12
@@ -53,7 +58,7 @@ class Lock:
     def __enter__(self) -> "Lock":
         part = self.folder / f".{FILE_NAME}-{uuid.uuid4().hex}"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             self._handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
             _fill(self._handle)
             # Neither is possible when the file comes, goes or changes hands at this very moment.
@@ -61,11 +66,11 @@ class Lock:
             while not (self._create(part) or self._take_over(part, end)):
                 time.sleep(0.01)
         except OSError as error:
-            self._close()
+            self._release()
             remedy = "give a folder that can be written to"
             raise UserError(f"cannot lock '{self.folder}': {error.strerror}; {remedy}") from None
-        except UserError:
-            self._close()
+        except BaseException:  # Ctrl-C, too
+            self._release()
             raise
         finally:
             with suppress(OSError):
@@ -78,16 +83,17 @@ class Lock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        if self._handle is None:
+            return
         # A file that cannot be removed is that of a dead process as soon as this one has ended.
         with suppress(OSError):
-            if self._handle is not None and _is_at(self._handle, self.path):
+            if _is_at(self._handle, self.path):
                 self.path.unlink()
-        self._close()
-
-    def _close(self) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+        os.close(self._handle)
+        self._handle = None
 
     def _create(self, part: Path) -> bool:
         """Give the finished file its name, if there is none of that name."""

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class Store:
         """Save a state; it is on disk when this returns, and what was there before stays if not."""
         last, part = None, None
         try:
-            _make(self.folder)
+            files.make_folder(self.folder)
             self._remove_parts()
             before = self._counters()
             newest = max(before, default=None)
@@ -86,6 +87,13 @@ class Store:
                 f"remove it to start again; {'; '.join(warnings)}"
             )
         return None
+
+    def clear(self) -> None:
+        """Remove all checkpoints."""
+        self._remove_parts()
+        self._remove(set(self._counters_to_read()))
+        with suppress(OSError):
+            self.folder.rmdir()
 
     def _path(self, counter: int) -> Path:
         return self.folder / f"{counter:06d}"
@@ -126,11 +134,3 @@ class Store:
         )
         remedy = REMEDIES.get(error.errno or 0, "")
         return UserError(f"cannot save to '{self.folder}': {error.strerror}; {remedy}{kept}")
-
-
-def _make(folder: Path) -> None:
-    """Make a folder and those above it, and make their names durable."""
-    if not folder.is_dir():
-        _make(folder.parent)
-        folder.mkdir(exist_ok=True)
-        files.sync(folder.parent)
