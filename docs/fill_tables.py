@@ -28,9 +28,11 @@ def filled(page: str) -> str:
         return match[1] + markdown([RunRecord.load(path) for path in paths]) + match[3]
 
     def figures(match: re.Match[str]) -> str:
-        text = (ROOT / "results" / f"{match[2]}.json").read_text(encoding="utf-8")
+        path = ROOT / "results" / f"{match[2]}.json"
+        if not path.exists():
+            return match[0]
         make = {"faults": faults, "fuzz": fuzz, "saving": saving}[match[2]]
-        return match[1] + make(json.loads(text)) + match[3]
+        return match[1] + make(json.loads(path.read_text(encoding="utf-8"))) + match[3]
 
     return FIGURES.sub(figures, TABLE.sub(table, page))
 
