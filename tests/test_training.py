@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from classgrad import methods, networks
+from classgrad.acceleration import prepare
 from classgrad.errors import UserError
 from classgrad.plan import make_plan
 from classgrad.runs import Run
@@ -14,7 +15,6 @@ from classgrad.training import (
     Training,
     epoch_batches,
     fit,
-    prepare,
     validation_loss,
 )
 from streams import blobs
@@ -187,7 +187,7 @@ def test_a_compiled_network_learns_the_same():
 
 
 def test_compiling_needs_a_compiler(monkeypatch):
-    monkeypatch.setattr("classgrad.training.which", lambda _name: None)
+    monkeypatch.setattr("classgrad.acceleration.which", lambda _name: None)
     running = Run(make_plan(STREAM, "gpm", values={**QUICK, "compile": True}), STREAM)
     with pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
         running.learn(0)
