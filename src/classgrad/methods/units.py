@@ -38,10 +38,10 @@ def loss_of(net: Network, task: Task) -> float:
 def soft_threshold(values: Tensor, threshold: float | Tensor) -> None:
     """Bring every value nearer to zero by `threshold`, in place, and not beyond it.
 
-    >>> values = torch.tensor([0.5, -0.1, 0.2])
+    >>> values = torch.tensor([0.5, -0.5, 0.2])
     >>> soft_threshold(values, 0.25)
     >>> values.tolist()
-    [0.25, 0.0, 0.0]
+    [0.25, -0.25, 0.0]
     """
     values.copy_(values.sign() * (values.abs() - threshold).clamp(min=0))
 
