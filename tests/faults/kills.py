@@ -26,11 +26,11 @@ from classgrad.run_state import go_on
 from classgrad.runs import Run
 from streams import blobs
 
-STREAM = blobs()
-QUICK = {"epochs": 3, "batch_size": 12, "learning_rate": 0.03, "momentum": 0.8, "warmup": 3}
+STREAM = blobs(tasks=2, per_class=8)
+QUICK = {"epochs": 2, "batch_size": 12, "learning_rate": 0.03, "momentum": 0.8, "warmup": 3}
 NORMS = {"batch_norm": True, "norm": "stored", "affine": "task", "dropout": 0.2, "width": 24}
 FEWER = {"rcl": {"trials": 2, "child_epochs": 2}}
-SAVE_EVERY = 4  # steps
+SAVE_EVERY = 2  # steps
 END = "end.json"
 RANDOM = "random moment"
 # Where else a run is killed, and the function that is called there.
