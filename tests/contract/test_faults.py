@@ -20,7 +20,6 @@ from streams import blobs
 STREAM = blobs(tasks=2)
 QUICK = {"epochs": 2, "batch_size": 12, "learning_rate": 0.03, "momentum": 0.8, "width": 24}
 FEWER = {"rcl": {"trials": 2, "child_epochs": 2}}
-KINDS = ["flipped", "cut", "missing", "unnamed"]  # of damage; one for each method in turn
 
 pytestmark = pytest.mark.parametrize("name", METHODS)
 
@@ -99,8 +98,10 @@ def test_a_full_disk_is_one_line_and_costs_nothing(name, tmp_path, alone, monkey
     assert ended(go_on(again), again) == expected
 
 
-def test_damage_to_the_newest_checkpoint_is_found_and_the_one_before_is_used(name, tmp_path, alone):
-    damage = KINDS[list(METHODS).index(name) % len(KINDS)]
+@pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "unnamed"])
+def test_damage_to_the_newest_checkpoint_is_found_and_the_one_before_is_used(
+    name, damage, tmp_path, alone
+):
     expected = alone(name, tmp_path)
     running = start(name, tmp_path)
     when, seen = max(8, moment(name, running)), []
