@@ -7,6 +7,7 @@ code, so decoding one runs none.
 """
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 from torch import Tensor
@@ -44,7 +45,7 @@ def decode(tree: Tree, tensors: dict[str, Tensor]) -> Any:
     return state
 
 
-class _Walk:
+class _Walk(ABC):
     """A walk through nested values that knows where it is."""
 
     def __init__(self, tensors: dict[str, Tensor] | None = None) -> None:
@@ -62,9 +63,9 @@ class _Walk:
         self.keys.pop()
         return found
 
+    @abstractmethod
     def value(self, value: Any) -> Any:
         """Return what a value becomes."""
-        raise NotImplementedError
 
 
 class _Encoder(_Walk):
