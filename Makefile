@@ -10,6 +10,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+WORKERS ?= 2 # processes of make test, one thread each
 
 .PHONY: run test fuzz faults setup format bench scaling tables clean
 
@@ -20,7 +21,7 @@ test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 fuzz: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=tests:src $(BIN)/python -m fuzz --out results/fuzz.json

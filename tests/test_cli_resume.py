@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from classgrad.training import Loop
+from classgrad.loop import Loop
 
 SRC = Path(__file__).parent.parent / "src"
 SMALL = ["--set", "tasks=2", "--set", "train_per_class=10", "--set", "batch_size=10"]

@@ -6,10 +6,10 @@ import torch
 from classgrad import CGP, GPM, records, run
 from classgrad.checkpoints import Store, files
 from classgrad.errors import UserError
+from classgrad.loop import LossNotFinite
 from classgrad.records import RunRecord
 from classgrad.runs import Run
 from classgrad.tasks import Split, Task, TaskStream
-from classgrad.training import LossNotFinite
 from streams import blobs
 
 QUICK = {"epochs": 3, "batch_size": 12, "learning_rate": 0.03}

@@ -16,9 +16,9 @@ from classgrad.errors import Stopped, UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from classgrad.loop import Observer
     from classgrad.records import RunRecord
     from classgrad.runs import Run
-    from classgrad.training import Observer
 
 # typer's own class for a wrong command line, below the one it exports: in some versions it is
 # click's, in others a copy that typer brings along.
@@ -207,7 +207,7 @@ def progress_bar(console: "Console", run: "Run") -> "Iterator[Observer]":
         TimeRemainingColumn,
     )
 
-    from classgrad.training import Progress as Standing
+    from classgrad.loop import Progress as Standing
 
     tasks = len(run.stream)
     columns = [

@@ -14,8 +14,8 @@ from classgrad.evaluation import Judge, Score
 from classgrad.records import FILE_NAME, NewerRecord, RunRecord
 
 if TYPE_CHECKING:
+    from classgrad.loop import Observer
     from classgrad.runs import Run
-    from classgrad.training import Observer
 
 
 def go_on(

@@ -17,12 +17,12 @@ from classgrad import benchmarks, metrics, networks, run_state, seeds
 from classgrad.checkpoints import Keeper
 from classgrad.errors import UserError
 from classgrad.evaluation import Judge, Score, accuracy, evaluate
+from classgrad.loop import LossNotFinite, Observer, Progress, fit
 from classgrad.methods.base import Fit, Method
 from classgrad.networks.network import Network
 from classgrad.plan import Plan, make_plan
 from classgrad.records import ClassResult, Layer, RunRecord, rows, versions
 from classgrad.tasks import Task, TaskStream
-from classgrad.training import LossNotFinite, Observer, Progress, fit
 
 
 def run(

@@ -9,11 +9,11 @@ import torch
 from classgrad import methods
 from classgrad.errors import UserError
 from classgrad.evaluation import accuracy
+from classgrad.loop import fit
 from classgrad.methods import METHODS, Step
 from classgrad.plan import make_plan
 from classgrad.runs import Run
 from classgrad.tasks import TaskStream
-from classgrad.training import fit
 from streams import blobs
 
 STREAM = blobs()

@@ -9,11 +9,11 @@ from socket import gethostname
 from classgrad.checkpoints import Keeper, Lock
 from classgrad.checkpoints.files import MANIFEST, STATE, TENSORS
 from classgrad.checkpoints.manifest import Entry, Manifest, parse_manifest
+from classgrad.loop import Loop
 from classgrad.methods import GPM
 from classgrad.plan import Plan, make_plan
 from classgrad.run_state import restore, taken
 from classgrad.runs import Run
-from classgrad.training import Loop
 from fuzz.target import Strategy, Target
 from fuzz.trees import as_json, changed
 from streams import blobs

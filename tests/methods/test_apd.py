@@ -10,12 +10,12 @@ from torch import nn
 
 from classgrad import methods, networks
 from classgrad.errors import UserError
+from classgrad.loop import fit
 from classgrad.methods import APD
 from classgrad.networks.decomposed import Decomposed, Sparse, make_decomposed
 from classgrad.networks.network import Network
 from classgrad.plan import make_plan
 from classgrad.runs import Run
-from classgrad.training import fit
 from streams import blobs, step_of
 
 STREAM = blobs(tasks=3, classes=2, shape=(1, 4, 4), per_class=8)

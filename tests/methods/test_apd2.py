@@ -9,12 +9,12 @@ from torch import nn
 
 from classgrad import methods
 from classgrad.errors import UserError
+from classgrad.loop import fit
 from classgrad.methods import APD, APD2
 from classgrad.methods.apd2 import consolidate, k_means, products, split
 from classgrad.networks.decomposed import Sparse, make_decomposed
 from classgrad.plan import make_plan
 from classgrad.runs import Run
-from classgrad.training import fit
 from streams import blobs
 
 STREAM = blobs(tasks=4, classes=2, shape=(1, 4, 4), per_class=8)

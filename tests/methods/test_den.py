@@ -9,6 +9,7 @@ import torch
 
 from classgrad import methods, networks
 from classgrad.errors import UserError
+from classgrad.loop import fit
 from classgrad.methods import DEN
 from classgrad.methods.units import (
     drop_zeros,
@@ -21,7 +22,7 @@ from classgrad.methods.units import (
 from classgrad.networks.growing import grow, make_growing, resize, units, width, wires
 from classgrad.plan import make_plan
 from classgrad.runs import Run
-from classgrad.training import Training, fit
+from classgrad.training import Training
 from streams import blobs, step_of
 
 FLAT = blobs(tasks=3, classes=2, shape=(1, 4, 4), per_class=6)

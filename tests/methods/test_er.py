@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from classgrad.errors import UserError
+from classgrad.loop import fit, validation_loss
 from classgrad.methods import ER
 from classgrad.plan import make_plan
 from classgrad.runs import Run
-from classgrad.training import fit, validation_loss
 from oracles.replay import QUICK, backward, begun_step, learnt, permuted, sample_losses
 from streams import blobs
 

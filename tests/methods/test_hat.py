@@ -10,6 +10,7 @@ from torch import nn
 
 from classgrad import methods, networks
 from classgrad.errors import UserError
+from classgrad.loop import fit
 from classgrad.methods import HAT
 from classgrad.networks.gates import Gate
 from classgrad.networks.layers import TaskBatchNorm
@@ -18,7 +19,7 @@ from classgrad.networks.options import NetworkSettings
 from classgrad.networks.trunk import Trunk
 from classgrad.plan import make_plan
 from classgrad.runs import Run
-from classgrad.training import Training, fit
+from classgrad.training import Training
 from streams import blobs, step_of
 
 FLAT = blobs(tasks=3, classes=2, shape=(1, 4, 4), per_class=6)

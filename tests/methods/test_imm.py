@@ -5,11 +5,11 @@ import torch
 from torch.nn import functional
 
 from classgrad.errors import UserError
+from classgrad.loop import fit
 from classgrad.methods import IMM, Finetune
 from classgrad.methods import imm as module
 from classgrad.plan import make_plan
 from classgrad.runs import Run
-from classgrad.training import fit
 from oracles.sensitivities import later_loss, linear_net, logits_apart, one_by_one, task_of
 from streams import blobs, step_of
 

@@ -6,10 +6,11 @@ from torch import nn
 from torch.nn import functional
 
 from classgrad.errors import UserError
+from classgrad.loop import fit
 from classgrad.methods import SI
 from classgrad.plan import make_plan
 from classgrad.runs import Run
-from classgrad.training import Training, fit
+from classgrad.training import Training
 from oracles.sensitivities import later_loss
 from streams import blobs
 

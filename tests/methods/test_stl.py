@@ -8,12 +8,12 @@ from torch import nn
 
 from classgrad import networks
 from classgrad.errors import UserError
+from classgrad.loop import fit
 from classgrad.methods import STL, Finetune
 from classgrad.networks.network import Network, global_chance_kept, initialise
 from classgrad.plan import make_plan
 from classgrad.runs import Run
 from classgrad.seeds import generator
-from classgrad.training import fit
 from streams import blobs
 
 FLAT = blobs()

@@ -12,6 +12,7 @@ from torch.nn import functional
 from classgrad import networks, seeds
 from classgrad.attached import attach
 from classgrad.errors import UserError
+from classgrad.loop import fit
 from classgrad.methods import TRGP
 from classgrad.methods.trgp import most_trusted
 from classgrad.networks.layers import Dropout
@@ -19,7 +20,7 @@ from classgrad.networks.network import Network
 from classgrad.networks.scaled import Scaled, ScaledConv2d, ScaledLinear, make_scaled
 from classgrad.plan import make_plan
 from classgrad.runs import Run
-from classgrad.training import Training, fit
+from classgrad.training import Training
 from oracles.bases import (
     LayerMemory,
     as_batch,

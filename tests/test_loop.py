@@ -7,16 +7,11 @@ from torch import nn
 from classgrad import methods, networks
 from classgrad.acceleration import prepare
 from classgrad.errors import UserError
+from classgrad.loop import LossNotFinite, epoch_batches, fit, validation_loss
 from classgrad.plan import make_plan
 from classgrad.runs import Run
 from classgrad.tasks import Split, Task, batch_count, batches
-from classgrad.training import (
-    LossNotFinite,
-    Training,
-    epoch_batches,
-    fit,
-    validation_loss,
-)
+from classgrad.training import Training
 from streams import blobs
 
 STREAM = blobs(tasks=2)
