@@ -1,6 +1,6 @@
 """What `make faults` does: kill runs of every method many times, and let them go on.
 
-Takes how many times, and a file for the figures: python -m faults --kills 30 --out found.json
+Takes how many times, and a file for the figures: python -m faults --kills 300 --out found.json
 """
 
 import argparse
@@ -8,11 +8,9 @@ import json
 import tempfile
 from pathlib import Path
 
-import torch
-
 from classgrad.methods import METHODS
 from classgrad.records import versions
-from faults.kills import survives
+from faults.kills import survives, warm_up
 
 
 def main() -> None:
@@ -21,7 +19,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=30, help="of runs of every method")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     given = parser.parse_args()
-    torch.set_num_threads(1)
+    warm_up()
     found = {}
     with tempfile.TemporaryDirectory() as place:
         for name in METHODS:

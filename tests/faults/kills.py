@@ -1,7 +1,7 @@
 """Kill runs without warning, let them go on, and compare how they end with a run left alone.
 
 Children are forked from this process, which has loaded everything and computes with one thread, so
-that a child starts at once.
+that a child starts at once: `warm_up` first.
 """
 
 import hashlib
@@ -42,6 +42,12 @@ CALLS = [
     ("saving", "rename"),
     ("step", "after_step"),
 ]
+
+
+def warm_up() -> None:
+    """Load what PyTorch loads with the first optimiser: a second that every child would take."""
+    torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])
 
 
 def start(name: str, folder: Path) -> Run:
