@@ -31,7 +31,7 @@ def geometries(draw: st.DrawFn) -> tuple[int, dict[str, Any], tuple[int, ...]]:
         stride = (1,) * axes
     mode = draw(st.sampled_from(["zeros", "reflect", "replicate", "circular"]))
     # Large enough for one position, and for reflection, which needs more than it pads.
-    size = tuple(max(s, 3) + draw(st.integers(0, 3)) for s in span)
+    size = tuple(max(s, 3) + draw(st.integers(0, 5)) for s in span)
     groups, narrow, wide = draw(st.tuples(*[st.integers(1, 3)] * 3))
     arguments = {
         "in_channels": groups * narrow,
@@ -72,6 +72,7 @@ def test_rows_times_the_weight_are_the_output_of_any_convolution(
     for site in found.values():
         rows = site.rows(seen[layer][0])
         assert rows.shape == (len(expected), site.dimension)
+        assert torch.allclose(site.gram(seen[layer][0]), rows.T @ rows, atol=1e-12)
         outputs.append(rows @ site.matrix(layer.weight).T)
     assert torch.allclose(torch.cat(outputs, 1), expected, atol=1e-12)
 

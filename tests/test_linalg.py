@@ -94,6 +94,14 @@ def test_gram_is_taken_in_double_precision() -> None:
     assert float(linalg.gram(rows)[0, 1]) == (1 + 2**-12) ** 2  # float32 would round 2^-24 away
 
 
+@pytest.mark.parametrize("dimension", [1, 128, 129, 300, 600])
+def test_gram_by_blocks_is_the_whole_product(dimension: int) -> None:
+    rows = normal(40, dimension)
+    found = linalg.gram(rows)
+    assert torch.allclose(found, rows.T @ rows, atol=1e-12)
+    assert torch.allclose(found, found.T, rtol=0, atol=1e-13)
+
+
 @settings(deadline=None, max_examples=200)
 @given(
     energies=st.lists(st.floats(0, 10), max_size=8),

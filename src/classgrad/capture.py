@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
+from classgrad import linalg
 from classgrad.errors import UserError
 from classgrad.networks.scaled import ScaledConv2d, ScaledLinear
 
@@ -58,6 +59,24 @@ class Site:
         if isinstance(self.layer, nn.Linear):
             return x.reshape(-1, x.shape[-1])
         return _patches(self.layer, self.share(x), every)
+
+    def gram(self, x: Tensor) -> Tensor:
+        """Return C Cᵀ of the rows of an input (d x d, float64).
+
+        Patches of a convolution overlap. Where it moves by one, lines of patches are enough: those
+        unfolded along all axes but the first.
+        """
+        layer = self.layer
+        if isinstance(layer, nn.Linear) or not layer.stride[0] == layer.dilation[0] == 1:
+            return linalg.gram(self.rows(x))
+        lines, window = _lines(layer, self.share(x).double()), layer.kernel_size[0]
+        if window == 1 or len(lines) < 2 * window - 1:
+            return linalg.gram(self.rows(x))
+        products = linalg.window_products(lines, window)
+        channels = layer.in_channels // layer.groups
+        products = products.view(window, window, channels, -1, channels, lines.shape[2] // channels)
+        # The weight has channels first: (C, window, rest of the kernel).
+        return products.permute(2, 0, 3, 4, 1, 5).reshape(self.dimension, self.dimension)
 
 
 def sites(model: nn.Module) -> dict[str, Site]:
@@ -161,6 +180,26 @@ def tap(watched: Iterable[Site]) -> Iterator[dict[nn.Module, list[Tensor]]]:
 
 def _patches(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, every: int = 1) -> Tensor:
     """Unfold (n, C, *size) into a convolution's patches (n * positions, C * kernel)."""
+    x = _unfolded(layer, x, range(len(layer.kernel_size)), every)
+    # (n, C, *positions, *kernel) -> (n, *positions, C, *kernel)
+    axes = len(layer.kernel_size)
+    order = [0, *range(2, 2 + axes), 1, *range(2 + axes, 2 + 2 * axes)]
+    return x.permute(order).reshape(-1, x.shape[1] * math.prod(layer.kernel_size))
+
+
+def _lines(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
+    """Unfold (n, C, h, *size) along all axes but the first (h, n * positions, C * kernel)."""
+    x = _unfolded(layer, x, range(1, len(layer.kernel_size)))
+    axes = len(layer.kernel_size)
+    # (n, C, h, *positions, *kernel) -> (h, n, *positions, C, *kernel)
+    order = [2, 0, *range(3, 2 + axes), 1, *range(2 + axes, 1 + 2 * axes)]
+    return x.permute(order).reshape(x.shape[2], -1, x.shape[1] * math.prod(layer.kernel_size[1:]))
+
+
+def _unfolded(
+    layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, axes: Iterable[int], every: int = 1
+) -> Tensor:
+    """Pad (n, C, *size) as a convolution does, and unfold some axes: positions, last the kernel."""
     kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
     margins: list[int] = []  # last dimension first, before and after, as functional.pad wants them
     for axis in reversed(range(len(kernel))):
@@ -171,9 +210,7 @@ def _patches(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, every: int = 1
             margins += [total // 2, total - total // 2]
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     x = functional.pad(x, margins, mode=mode)
-    for axis in range(len(kernel)):
+    for axis in axes:
         span = dilation[axis] * (kernel[axis] - 1) + 1
         x = x.unfold(2 + axis, span, stride[axis] * every)[..., :: dilation[axis]]
-    # (n, C, *positions, *kernel) -> (n, *positions, C, *kernel)
-    order = [0, *range(2, 2 + len(kernel)), 1, *range(2 + len(kernel), 2 + 2 * len(kernel))]
-    return x.permute(order).reshape(-1, x.shape[1] * math.prod(kernel))
+    return x

@@ -15,6 +15,9 @@ NEGLIGIBLE = 1e-14
 # A unit vector with less than this outside a span lies in it.
 INSIDE = 1e-7
 
+# Below this width a product is as fast as a part of it.
+SMALL = 128
+
 # A unit vector with less than this inside a span is orthogonal to it but for rounding.
 NEARLY = 1e-8
 
@@ -22,11 +25,39 @@ NEARLY = 1e-8
 def gram(rows: Tensor) -> Tensor:
     """Rows (n x d) -> C Cᵀ (d x d, float64)."""
     rows = rows.double()
-    if rows.device.type != "cpu":
-        return rows.T @ rows
-    # NumPy sees that the product is symmetric and computes half of it, which PyTorch does not.
-    matrix = rows.numpy()
-    return torch.from_numpy(matrix.T @ matrix)
+    dimension = rows.shape[1]
+    size = max(SMALL, -(-dimension // 4))
+    found = rows.new_empty(dimension, dimension)
+    for start in range(0, dimension, size):  # what is below a block is that beside it, turned
+        stop = min(start + size, dimension)
+        found[start:stop, start:] = rows[:, start:stop].T @ rows[:, start:]
+        found[stop:, start:stop] = found[start:stop, stop:].T
+    return found
+
+
+def window_products(lines: Tensor, window: int) -> Tensor:
+    """Lines (h x n x w) -> Σ_s lines[s+i]ᵀ lines[s+j] at i, j (window x window x w x w).
+
+    s goes over the h - window + 1 places of the window, of which there must be at least `window`.
+    Sums with the same j - i differ only in the first and last lines: what is between them is formed
+    once.
+    """
+    places, width = len(lines) - window + 1, lines.shape[2]
+    found = lines.new_empty(window, window, width, width)
+
+    def product(start: int, stop: int) -> Tensor:
+        first, second = lines[start:stop], lines[start + gap : stop + gap]
+        return first.flatten(0, 1).T @ second.flatten(0, 1)
+
+    for gap in range(window):
+        edge = window - 1 - gap
+        middle = product(edge, places)
+        before = [product(line, line + 1) for line in range(edge)]
+        after = [product(line, line + 1) for line in range(places, places + edge)]
+        for i in range(edge + 1):
+            found[i, i + gap] = block = middle + sum(before[i:]) + sum(after[:i])
+            found[i + gap, i] = block.T
+    return found
 
 
 def residual(rows: Tensor, basis: Tensor) -> Tensor:

@@ -282,3 +282,19 @@ def test_a_layer_kept_in_evaluation_mode_stays_there() -> None:
     model[1].eval()
     gathered(model, [(normal(4, 5), in_turn(4, 2))])
     assert [m.training for m in model.modules()] == [True, True, False, True]
+
+
+def test_inputs_that_wait_longer_make_the_same_representations(monkeypatch) -> None:
+    model = built(lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 3)))
+    batches = split(normal(30, 2, 6, 6), in_turn(30, 3), 4)
+    late = gathered(model, batches, {"0": 3, "2": 8})
+    monkeypatch.setattr("classgrad.memory.collect.MANY", 0)
+    soon = gathered(model, batches, {"0": 3, "2": 8})
+    for label, inputs in late.classes.items():
+        others = soon.classes[label]
+        assert inputs.counts == others.counts == {"0": 3, "2": 8}
+        for name, kept in inputs.representations.items():
+            other = others.representations[name]
+            assert kept.count == other.count == {"0": 48, "2": 8}[name]
+            assert torch.allclose(kept.energies(), other.energies(), rtol=1e-12)
+            assert torch.allclose(inputs.prototype(name), others.prototype(name), rtol=1e-12)

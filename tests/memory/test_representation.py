@@ -56,7 +56,13 @@ def test_neither_order_nor_size_of_the_parts_matters(
         streamed.add(part)
     pooled = Representation.pooled([Representation.of(part) for part in rows.split(sizes)])
     values, vectors = whole.spectrum()
-    for other in (streamed, pooled):
+    by_products = Representation(dimension)
+    for number, part in enumerate(rows.split(sizes)):
+        if number % 2:
+            by_products.add_gram(part.T @ part, len(part))
+        else:
+            by_products.add(part)
+    for other in (streamed, pooled, by_products):
         assert other.count == whole.count
         assert other.energy() == pytest.approx(whole.energy(), rel=1e-12)
         again, turned = other.spectrum()

@@ -13,6 +13,9 @@ from classgrad.memory.representation import Representation
 Forward = Callable[[Tensor], Tensor]
 Batches = Iterable[tuple[Tensor, Tensor]]
 
+# So many numbers may wait until they are put into representations: 32 MB in float32.
+MANY = 2**23
+
 
 @dataclass
 class ClassInputs:
@@ -22,6 +25,9 @@ class ClassInputs:
     representations: dict[str, Representation] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    waiting: dict[str, list[list[Tensor]]] = field(
+        default_factory=dict
+    )  # inputs of calls, by batch
 
     def prototype(self, site: str) -> Tensor:
         """Return the unit mean of the inputs at a site (Eq. prototype); zero if the mean is."""
@@ -100,6 +106,7 @@ class _Gather:
         self.wanted = wanted
         self.labels: set[int] = set()  # every label seen, of classes wanted or not
         self.only = None if pool else wanted
+        self.waiting = 0  # how many numbers of all classes are not yet in representations
 
     def run(self, forward: Forward, batches: Batches, correct_only: bool) -> None:
         for x, y in batches:
@@ -119,8 +126,11 @@ class _Gather:
                     self.present.add(value)
                     entry = self.found.setdefault(value, ClassInputs())
                     self._add(entry, ((label == value) & right).nonzero().flatten())
+            if self.waiting > MANY:
+                self._settle_all()
             if self._enough():
                 break
+        self._settle_all()
 
     def _add(self, entry: ClassInputs, index: Tensor) -> None:
         for name, site in self.sites.items():
@@ -128,22 +138,43 @@ class _Gather:
             if not len(chosen) or site.layer not in self.seen:
                 continue
             inputs = [x[chosen] for x in self.seen[site.layer]]
-            rows = entry.representations.setdefault(name, Representation(site.dimension))
-            for x in inputs:
-                rows.add(site.rows(x))
-            if not self.pool:
-                self._add_mean(entry, name, [site.share(x).flatten(1) for x in inputs])
+            waiting = entry.waiting.setdefault(name, [])
+            if waiting and shapes(waiting[-1]) != shapes(inputs):
+                self._settle(entry, name)
+            waiting.append(inputs)
+            self.waiting += sum(x.numel() for x in inputs)
         entry.count = min(self.most, entry.count + len(index))
 
+    def _settle_all(self) -> None:
+        for entry in self.found.values():
+            for name in entry.waiting:
+                self._settle(entry, name)
+        self.waiting = 0
+
+    def _settle(self, entry: ClassInputs, name: str) -> None:
+        """Put the inputs of a class that wait into its representation: few large products."""
+        site, waiting = self.sites[name], entry.waiting[name]
+        inputs = [torch.cat(batches) for batches in zip(*waiting, strict=True)]
+        waiting.clear()
+        for x in inputs:
+            known = entry.representations.setdefault(name, Representation(site.dimension))
+            count = len(x) * len(site.rows(x[:1]))
+            if known.count + count < site.dimension:
+                known.add(site.rows(x))
+            else:
+                known.add_gram(site.gram(x), count)
+        if inputs and not self.pool:
+            self._add_mean(entry, name, [site.share(x).flatten(1) for x in inputs])
+
     def _add_mean(self, entry: ClassInputs, name: str, inputs: list[Tensor]) -> None:
-        flat = torch.cat(inputs, 1).double()
-        known = entry.sums.get(name, torch.zeros_like(flat[0]))
+        flat = torch.cat(inputs, 1)
+        known = entry.sums.get(name, torch.zeros_like(flat[0], dtype=torch.float64))
         if known.shape != flat[0].shape:
             raise UserError(
                 f"layer '{name}' saw inputs of {len(known)} and of {flat.shape[1]} numbers: class "
                 "prototypes need images of one size"
             )
-        entry.sums[name] = known + flat.sum(0)
+        entry.sums[name] = known + flat.sum(0, dtype=torch.float64)
         entry.counts[name] = entry.counts.get(name, 0) + len(flat)
 
     def _enough(self) -> bool:
@@ -164,6 +195,11 @@ class _Gather:
                         f"layer '{name}' saw an input of shape {tuple(x.shape)} for a batch of "
                         f"{count}: its first dimension must be the batch"
                     )
+
+
+def shapes(inputs: list[Tensor]) -> list[torch.Size]:
+    """Return the shapes of the inputs of a layer's calls, without the number of samples."""
+    return [x.shape[1:] for x in inputs]
 
 
 def _modules_with_parameters(model: nn.Module) -> list[nn.Module]:

@@ -44,6 +44,12 @@ class Representation:
         self._rows.append(rows.detach().double())
         self._fold()
 
+    def add_gram(self, gram: Tensor, count: int) -> None:
+        """Append so many rows that have this C Cᵀ."""
+        self.count += count
+        self._gram = gram if self._gram is None else self._gram + gram
+        self._fold()
+
     def energy(self) -> float:
         """Return E = ||C||²."""
         if self._gram is not None:
