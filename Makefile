@@ -4,7 +4,7 @@
 # make faults set up, then kill 300 runs of every method and let them go on: about 15 minutes
 # make setup  set up only: a virtual environment in .venv
 # make format put the code in the house format
-# make bench  measure speed and memory beside slow references: 10 minutes, on a quiet machine
+# make bench  measure speed and memory beside slow references: 5 minutes, on a quiet machine
 # make scaling measure how cost grows, and fill docs/scaling.md: 4 minutes, on a quiet machine
 # make tables learn the embedded stream with every method and three seeds, and fill the docs' tables
 
@@ -37,6 +37,7 @@ format: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+	$(BIN)/python docs/fill_tables.py
 
 scaling: setup
 	$(BIN)/python -m benchmarks.scaling

@@ -6,7 +6,6 @@ of something else.
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -61,8 +60,12 @@ def resident_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """Return the most of this process that ever was in memory."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Return the most of this process that ever was in memory.
+
+    `getrusage` would count what the process it was forked from had.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 if __name__ == "__main__":

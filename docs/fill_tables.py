@@ -1,8 +1,9 @@
 """Fill the tables of the documentation from results: python docs/fill_tables.py.
 
 A page marks the place of a table with `<!-- table: FOLDER -->` and `<!-- end -->`; FOLDER holds the
-folders of runs, relative to the root of the repository. `<!-- faults -->`, `<!-- fuzz -->` and
-`<!-- saving -->` are for tables from the JSON files of these names in `results/`.
+folders of runs, relative to the root of the repository. `<!-- faults -->` and `<!-- fuzz -->` are
+for tables from the JSON files of these names in `results`, `<!-- speed -->` and `<!-- saving -->`
+for tables from what `make bench` measured.
 """
 
 import json
@@ -15,7 +16,7 @@ from classgrad.report import markdown
 
 ROOT = Path(__file__).parent.parent
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-FIGURES = re.compile(r"(<!-- (faults|fuzz|saving) -->\n).*?(<!-- end -->)", re.DOTALL)
+FIGURES = re.compile(r"(<!-- (faults|fuzz|speed|saving) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(page: str) -> str:
@@ -28,11 +29,13 @@ def filled(page: str) -> str:
         return match[1] + markdown([RunRecord.load(path) for path in paths]) + match[3]
 
     def figures(match: re.Match[str]) -> str:
-        path = ROOT / "results" / f"{match[2]}.json"
-        if not path.exists():
-            return match[0]
-        make = {"faults": faults, "fuzz": fuzz, "saving": saving}[match[2]]
-        return match[1] + make(json.loads(path.read_text(encoding="utf-8"))) + match[3]
+        make, place = {
+            "faults": (faults, "results/faults.json"),
+            "fuzz": (fuzz, "results/fuzz.json"),
+            "speed": (speed, "benchmarks/results.json"),
+            "saving": (saving, "benchmarks/results.json"),
+        }[match[2]]
+        return match[1] + make(json.loads((ROOT / place).read_text(encoding="utf-8"))) + match[3]
 
     return FIGURES.sub(figures, TABLE.sub(table, page))
 
@@ -55,6 +58,28 @@ def fuzz(found: dict[str, Any]) -> str:
         counts = [one["read"] + one["refused"], one["read"], one["refused"]]
         rows.append([name, *(f"{count:,}" for count in counts)])
     return lines(rows)
+
+
+def speed(found: dict[str, Any]) -> str:
+    """Return a table of all that `make bench` measured."""
+    rows = [["what", "ours", "reference", "ratio", "required", "reached"]]
+    for row in (row for part in found["measurements"].values() for row in part):
+        beside = quantity(row["reference"]) if row["reference"] else "-"
+        ratio = f"{float(format(row['figure'], '.3g')):,g}" if row["reference"] else "-"
+        reached = {True: "yes", False: "**no**", None: "-"}[row["reached"]]
+        rows.append(
+            [row["what"], quantity(row["ours"]), beside, ratio, row["required"] or "-", reached]
+        )
+    return lines(rows)
+
+
+def quantity(found: dict[str, Any]) -> str:
+    """Return a number with its unit, of a size that is easy to read."""
+    value, unit = found["value"], found["unit"]
+    scale = {"s": [(1, "s"), (1e-3, "ms"), (1e-6, "µs")], "flop/s": [(1e9, "GFlop/s")]}
+    scales = scale.get(unit, [(1, unit)])
+    factor, name = next((one for one in scales if value >= one[0]), scales[-1])
+    return f"{value / factor:.3g} {name}"
 
 
 def saving(found: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from classgrad import linalg
 from classgrad.memory.subspace import Subspace
@@ -21,11 +22,12 @@ class Side:
         self.inside = subspace.rank <= subspace.dimension // 2
         basis = subspace.basis if self.inside else linalg.complement(subspace.basis)
         self.basis = basis.to(like)
-        # A random direction of the subspace, as long as the root of its rank: ||g probe|| is then
-        # about ||g S||, for the price of one matrix-vector product.
+        # Two random directions, in the subspace and anywhere, as long as the roots of rank and
+        # dimension: ||g probe|| is then about ||g S|| and ||g||, for one reading of g.
         chance = torch.Generator().manual_seed(subspace.rank)
         weights = torch.randn(subspace.rank, generator=chance, dtype=torch.float64)
-        self.probe = (subspace.basis @ weights).to(like)
+        anywhere = torch.randn(subspace.dimension, generator=chance, dtype=torch.float64)
+        self.probes = torch.stack([subspace.basis @ weights, anywhere]).to(like)
         self.by_rows = False  # whether all of the gradient came through projected rows
 
     def free(self, matrix: Tensor) -> Tensor:
@@ -35,8 +37,8 @@ class Side:
 
     def leaks(self, matrix: Tensor) -> bool:
         """Tell whether a matrix has a part inside the subspace."""
-        along = (matrix @ self.probe.to(matrix.dtype)).norm()
-        return bool(along > ROUNDINGS * torch.finfo(matrix.dtype).eps * matrix.norm())
+        inside, all_of_it = functional.linear(matrix, self.probes.to(matrix.dtype)).norm(dim=0)
+        return bool(inside > ROUNDINGS * torch.finfo(matrix.dtype).eps * all_of_it)
 
 
 class SoftSide(Side):
