@@ -9,7 +9,7 @@ from benchmarks.rows import Bound, Quantity, Row
 from benchmarks.timing import Bench
 from classgrad.checkpoints import Keeper
 from classgrad.checkpoints.keeper import MINUTES
-from classgrad.run_state import RoundKeeping
+from classgrad.rounds import RoundKeeping
 from classgrad.runs import Run
 
 MANY = 1000  # calls that are timed as one, because one is shorter than what a clock can tell

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from classgrad.checkpoints import Keeper, Lock
 from classgrad.checkpoints.errors import understood
 from classgrad.checkpoints.keeper import FOLDER
-from classgrad.errors import Stopped, UserError, shown
+from classgrad.errors import UserError, shown
 from classgrad.evaluation import Judge, Score
 from classgrad.records import FILE_NAME, NewerRecord, RunRecord
 
@@ -94,34 +94,6 @@ def _restore(run: "Run", state: Mapping[str, Any]) -> None:
     run.scores = [[Score(**score) for score in row] for row in state["scores"]]
     run.before, run.untrained = list(state["before"]), list(state["untrained"])
     run.record = RunRecord.model_validate(state["record"])
-
-
-class RoundKeeping:
-    """Keeps the state of a run while one round of training goes on."""
-
-    def __init__(self, run: "Run", keeper: Keeper, number: int) -> None:
-        self.run, self.keeper, self.number = run, keeper, number
-
-    def take(self) -> dict[str, Any] | None:
-        """Return the state of the loop that was cut short, once."""
-        state, self.run.unfinished = self.run.unfinished, None
-        return state
-
-    def after_step(self, state: Callable[[], dict[str, Any]]) -> None:
-        """Save if it is time to, and stop if that was asked for."""
-        if self.keeper.due():
-            self.save(state())
-
-    def at_end(self, state: Callable[[], dict[str, Any]]) -> None:
-        """Save before the base update, which can take long, and stop if that was asked for."""
-        if self.keeper.worth_saving():
-            self.save(state())
-
-    def save(self, loop: dict[str, Any]) -> None:
-        """Save, and stop if that was asked for."""
-        self.keeper.save(taken(self.run, {**loop, "round": self.number}))
-        if self.keeper.asked is not None:
-            raise Stopped(self.keeper.asked)
 
 
 def forget(folder: Path, keeper: Keeper) -> None:

@@ -1,11 +1,9 @@
 """A whole run: the tasks of a stream one after another, measured after each, and its record."""
 
-import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,12 @@ from classgrad import benchmarks, metrics, networks, run_state, seeds
 from classgrad.checkpoints import Keeper
 from classgrad.errors import UserError
 from classgrad.evaluation import Judge, Score, accuracy, evaluate
-from classgrad.loop import LossNotFinite, Observer, Progress, fit
+from classgrad.loop import LossNotFinite, Observer
 from classgrad.methods.base import Fit, Method
 from classgrad.networks.network import Network
 from classgrad.plan import Plan, make_plan
 from classgrad.records import ClassResult, Layer, RunRecord, rows, versions
+from classgrad.rounds import fits
 from classgrad.tasks import Task, TaskStream
 
 
@@ -118,7 +117,7 @@ class Run:
                 self.record.complete = number == len(self.stream) - 1
                 self.save()
                 if self.keeper and not self.record.complete:
-                    self.keeper.save(run_state.taken(self))
+                    self.keeper.save(self.taken())
         except LossNotFinite:
             self.save()
             raise
@@ -153,33 +152,12 @@ class Run:
 
     def fits(self, rounds: int) -> Fit:
         """Return the training loop, which a method may run up to `rounds` times for a task."""
-        done = itertools.count(self.unfinished["round"] if self.unfinished else 0)
+        plan = self.plan
+        return fits(self, plan.training, plan.seed, rounds, self.observer, self.keeper)
 
-        def once(tasks: Sequence[Task], epochs: int | None = None) -> None:
-            training, number = self.plan.training, next(done)
-            if epochs is not None:
-                training = training.replace(epochs=epochs)
-
-            def whole(at: Progress) -> None:
-                """Say where the whole task stands, not this round of it."""
-                assert self.observer is not None
-                passed = min(number, rounds - 1) * at.steps + at.step
-                self.observer(replace(at, step=passed, steps=rounds * at.steps))
-
-            observer = whole if self.observer else None
-            keeping = run_state.RoundKeeping(self, self.keeper, number) if self.keeper else None
-            with self.keeper.patience() if self.keeper else nullcontext():
-                fit(
-                    self.net,
-                    self.method,
-                    tasks,
-                    training,
-                    seed=self.plan.seed,
-                    observer=observer,
-                    keeping=keeping,
-                )
-
-        return once
+    def taken(self, unfinished: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the state of the run, with that of a round of training in the middle of a task."""
+        return run_state.taken(self, unfinished)
 
     def learnt_now(self, task: Task, last: bool) -> Sequence[Task]:
         """Return the tasks the network knows since this one: all at the end of a joint method."""

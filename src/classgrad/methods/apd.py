@@ -44,7 +44,7 @@ from classgrad.methods.anchored import slowness
 from classgrad.methods.base import Method, Step
 from classgrad.networks.decomposed import Decomposed, Sparse, make_decomposed, shrunk
 from classgrad.networks.network import Network
-from classgrad.tasks import Task, TaskStream
+from classgrad.tasks import Task
 
 
 class APD(Method):
@@ -74,7 +74,7 @@ class APD(Method):
         """How many tasks are finished."""
         return min((len(layer.own) for layer in self._layers.values()), default=0)
 
-    def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Give every layer that tasks share a mask and a part for each task."""
         self._attach(net)
         return net

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from classgrad.networks.network import Network
 from classgrad.settings import Settings
-from classgrad.tasks import Task, TaskStream
+from classgrad.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Method(Settings):
     revisits: ClassVar[bool] = False  # moves the heads of earlier tasks too
     free_start: ClassVar[bool] = True  # learns the first task just as finetuning does
 
-    def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Change the network once; it has the head of the first task already."""
         return net
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from classgrad.methods.base import Method, Step
 from classgrad.networks.growing import make_growing, resize, spread, units, width, wires
 from classgrad.networks.network import Network
-from classgrad.tasks import Task, TaskStream
+from classgrad.tasks import Task
 from classgrad.updates import follow_gradients
 
 
@@ -27,7 +27,7 @@ class Expanding(Method):
     _kept: dict[str, Tensor] = PrivateAttr(default_factory=dict)  # values that may not change
     _units: dict[str, list[int]] = PrivateAttr(default_factory=dict)
 
-    def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Let the layers grow."""
         make_growing(net, self.name)
         self._units = units(net)

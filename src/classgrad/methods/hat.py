@@ -35,7 +35,7 @@ from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.networks.gates import Gate
 from classgrad.networks.network import Network
 from classgrad.networks.trunk import Trunk, Wire
-from classgrad.tasks import Task, TaskStream
+from classgrad.tasks import Task
 from classgrad.updates import follow_gradients
 
 
@@ -56,7 +56,7 @@ class HAT(Method):
     _factors: list[tuple[nn.Parameter, Tensor]] | None = PrivateAttr(default=None)
     _before: list[Tensor] = PrivateAttr(default_factory=list)
 
-    def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Put a gate in the place of every ReLU behind a layer with weights."""
         for wire in wiring(net):
             if not isinstance(net.trunk.get_submodule(wire.target), Gate):

@@ -31,7 +31,7 @@ all tasks have one head, new and old outputs are the same: images of the task ha
 targets, exemplars the recorded answers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -55,7 +55,7 @@ from classgrad.methods.distilled import (
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.nearest import NearestMeans
 from classgrad.networks.network import Network
-from classgrad.tasks import Split, Task, TaskStream, Transform
+from classgrad.tasks import Split, Task, Transform
 
 # Exemplars of one task in a pass, at least: fewer make poor batch statistics.
 PER_TASK = 16
@@ -83,18 +83,18 @@ class ICaRL(Distilled):
         """Exemplars of each task so far, class after class, in the order of herding."""
         return self._exemplars
 
-    def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Let the network answer by nearest means."""
         classes = sum(task.classes for task in stream)
         if self.memory < classes:
             raise UserError(
                 f"memory={self.memory} has no exemplar for some of the {classes} classes of "
-                f"'{stream.name}': give at least {classes}"
+                f"the stream: give at least {classes}"
             )
         fewest = min(task.classes for task in stream) * (self.memory // classes)
         if fewest < 2 and any(isinstance(m, TaskBatchNorm) for m in net.modules()):
             raise UserError(
-                f"memory={self.memory} leaves a task of '{stream.name}' with a single exemplar, "
+                f"memory={self.memory} leaves a task with a single exemplar, "
                 f"which has no batch statistics: give at least {2 * classes}"
             )
         self._transforms = [task.transform for task in stream]

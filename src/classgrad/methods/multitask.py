@@ -12,7 +12,7 @@ from pydantic import PrivateAttr
 
 from classgrad.methods.base import Fit, Method
 from classgrad.networks.network import Network
-from classgrad.tasks import Task, TaskStream
+from classgrad.tasks import Task
 
 
 class Multitask(Method):
@@ -25,7 +25,7 @@ class Multitask(Method):
     _stream: Sequence[Task] = PrivateAttr(default=())
     _seen: int = PrivateAttr(default=0)
 
-    def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Remember the stream, to know which task is the last one."""
         self._stream = stream
         return net

@@ -27,6 +27,7 @@ Differences from the paper: gradients are orthogonalised in blocks, with depende
 where the paper's Gram-Schmidt takes one after another; BatchNorm, which its networks do not have.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -37,7 +38,7 @@ from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.methods.flat import gather, products, split, write
 from classgrad.methods.projected import COLLECT_BATCH
 from classgrad.networks.network import Network
-from classgrad.tasks import Task, TaskStream, batches
+from classgrad.tasks import Task, batches
 from classgrad.updates import FreeUpdates
 
 # A gradient with less than this share of its energy outside the span of others depends on them.
@@ -65,7 +66,7 @@ class OGD(Method):
         """Orthonormal rows (vectors x parameters) that no later update has a part in."""
         return self._basis
 
-    def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Look up what the tasks share."""
         self._weights = list(net.shared_parameters().values())
         self._hold(torch.zeros(0, sum(weight.numel() for weight in self._weights)))

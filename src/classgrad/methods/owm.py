@@ -31,6 +31,7 @@ Every second patch along each axis counts there, and here by default (`patch_str
 off unless it is set, and then comes after the product with P, as there.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -44,7 +45,7 @@ from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.methods.projected import COLLECT_BATCH
 from classgrad.networks.network import Network
 from classgrad.projection import Projector
-from classgrad.tasks import Task, TaskStream, batches
+from classgrad.tasks import Task, batches
 from classgrad.updates import follow_gradients
 
 # Less than this drowns in the rounding of R P Rᵀ.
@@ -87,7 +88,7 @@ class OWM(Method):
         assert self._projector is not None, "wrap a network first"
         return self._projector
 
-    def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Guard what the tasks share."""
         self._projector = Projector(net.protected())
         by_layer(self.damping, self.projector.sites)

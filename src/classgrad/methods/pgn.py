@@ -36,7 +36,7 @@ from classgrad.methods.base import Method
 from classgrad.networks.columns import ColumnNetwork, Progressive
 from classgrad.networks.network import Network
 from classgrad.networks.trunk import Trunk
-from classgrad.tasks import TaskStream
+from classgrad.tasks import Task
 
 
 class PGN(Method):
@@ -49,7 +49,7 @@ class PGN(Method):
         1.0, gt=0, le=1, description="share of the base network's units a column has"
     )
 
-    def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Make the trunk the first column, in its own width."""
         if isinstance(net, ColumnNetwork):
             return net

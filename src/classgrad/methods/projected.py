@@ -1,7 +1,7 @@
 """What the projection methods share: a basis per layer, and steps that stay out of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -15,7 +15,7 @@ from classgrad.memory.subspace import Subspace
 from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.networks.network import Network
 from classgrad.projection import Projector
-from classgrad.tasks import Task, TaskStream, batches
+from classgrad.tasks import Task, batches
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -83,7 +83,7 @@ class Projected(Method, ABC):
             for name, start in self.by_layer(self.energy).items()
         }
 
-    def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Guard what the tasks share."""
         self.attach(net.protected())
         return net

@@ -20,6 +20,7 @@ scales and shifts of new channels are trained, or the task has its own (`affine=
 Differences from the released code: layers may be convolutions too, where a unit is a filter.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -34,7 +35,7 @@ from classgrad.methods.base import Fit, Step
 from classgrad.methods.expanding import Expanding, added
 from classgrad.networks.growing import grow, resize, units, width
 from classgrad.networks.network import Network
-from classgrad.tasks import Task, TaskStream
+from classgrad.tasks import Task
 
 
 class RCL(Expanding):
@@ -58,7 +59,7 @@ class RCL(Expanding):
     _start: dict[str, Any] = PrivateAttr(default_factory=dict)  # the network before any child
     _best: dict[str, Any] = PrivateAttr(default_factory=dict)  # the best child so far
 
-    def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Let the layers grow; refuse later tasks that no child could be judged on."""
         for task in stream[1:]:
             if not len(task.valid):

@@ -24,7 +24,7 @@ from classgrad.methods.base import Method, Step
 from classgrad.methods.flat import gather
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
-from classgrad.tasks import Task, TaskStream, Transform
+from classgrad.tasks import Task, Transform
 
 # Samples of a task that make fair batch statistics.
 FAIR = 8
@@ -49,7 +49,7 @@ class Rehearsal(Method, ABC):
     def empty_memory(self) -> ReplayMemory:
         """Return the kind of memory this method keeps, empty."""
 
-    def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Learn how images of each task become inputs; the images come from the memory."""
         self._memory = self.empty_memory()
         self._transforms = [task.transform for task in stream]
@@ -110,7 +110,7 @@ class Episodic(Rehearsal):
         """Return an empty memory of equal shares."""
         return EqualShares(self.memory)
 
-    def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Make sure that there is room for every task."""
         super().wrap(net, stream, seed)
         needed = self._least * len(stream)

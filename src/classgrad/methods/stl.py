@@ -5,13 +5,14 @@ finetuning is. With T tasks T networks are stored: T times the capacity. This is
 after APD's call Multitask. `heads=shared` changes nothing: the network of a task has its own head.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from classgrad.methods.base import Method
 from classgrad.networks.columns import ColumnNetwork, Columns
 from classgrad.networks.network import Network
 from classgrad.networks.trunk import Trunk
-from classgrad.tasks import TaskStream
+from classgrad.tasks import Task
 
 
 class STL(Method):
@@ -20,7 +21,7 @@ class STL(Method):
     name: ClassVar[str] = "stl"
     summary: ClassVar[str] = "single-task learning: one network for each task"
 
-    def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Make the trunk the first of several."""
         if isinstance(net, ColumnNetwork):
             return net

@@ -42,7 +42,7 @@ from classgrad.methods.projected import Count, Projected
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
 from classgrad.networks.scaled import Scaled, make_scaled
-from classgrad.tasks import Task, TaskStream
+from classgrad.tasks import Task
 
 
 class TRGP(Projected):
@@ -76,7 +76,7 @@ class TRGP(Projected):
         make_scaled(model)
         super().attach(model)
 
-    def wrap(self, net: Network, stream: TaskStream, seed: int) -> Network:
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Guard what the tasks share."""
         super().wrap(net, stream, seed)
         net.find_layers()
