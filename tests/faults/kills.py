@@ -72,7 +72,9 @@ def run_to_end(name: str, folder: Path) -> None:
     states = {"net": running.net.state_dict(), "method": running.method.state_dict()}
     # Killed when all was done, a run has its record and nothing more to learn.
     learnt = digest(states) if running.scores else None
-    (folder / END).write_text(json.dumps({"record": record, "states": learnt}))
+    part = folder / f"{END}.part"
+    part.write_text(json.dumps({"record": record, "states": learnt}))
+    os.replace(part, folder / END)  # a kill may come in the middle of writing
 
 
 def in_child(work: Callable[[], None]) -> int:
