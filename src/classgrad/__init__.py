@@ -21,6 +21,7 @@ _HOMES = {
     "HAT": "methods",
     "ICaRL": "methods",
     "IMM": "methods",
+    "Learner": "learning.learner",
     "LwF": "methods",
     "MAS": "methods",
     "METHODS": "methods",

@@ -18,9 +18,15 @@ from classgrad.training import Training
 class Owner(Protocol):
     """Whose network and method are trained."""
 
-    net: Network
-    method: Method
     unfinished: dict[str, Any] | None  # the state of a round that was cut short
+
+    @property
+    def net(self) -> Network:
+        """The network."""
+
+    @property
+    def method(self) -> Method:
+        """The method."""
 
     def taken(self, unfinished: dict[str, Any]) -> dict[str, Any]:
         """Return all that has to be kept, with the state of a round."""

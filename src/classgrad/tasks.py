@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,18 +150,23 @@ class TaskStream(Sequence[Task]):
 
     def fingerprint(self) -> str:
         """Return what tells these data from others: a digest of all images and labels."""
-        digest = hashlib.blake2b(digest_size=16)
-        for task, test in zip(self._tasks, self._tests, strict=True):
-            for split in (task.train, task.valid, test):
-                for part in (split.images, split.labels):
-                    digest.update(repr((part.dtype, tuple(part.shape))).encode())
-                    digest.update(part.contiguous().numpy().reshape(-1).view("uint8").data)
-        return digest.hexdigest()
+        pairs = zip(self._tasks, self._tests, strict=True)
+        return digest(split for task, test in pairs for split in (task.train, task.valid, test))
 
     @property
     def class_names(self) -> list[str]:
         """Every class of the stream once; a name that returns in a later task is the same class."""
         return list(dict.fromkeys(name for task in self._tasks for name in task.class_names))
+
+
+def digest(splits: Iterable[Split]) -> str:
+    """Return what tells these images and labels from others."""
+    found = hashlib.blake2b(digest_size=16)
+    for split in splits:
+        for part in (split.images, split.labels):
+            found.update(repr((part.dtype, tuple(part.shape))).encode())
+            found.update(part.contiguous().numpy().reshape(-1).view("uint8").data)
+    return found.hexdigest()
 
 
 def check_labels(labels: Tensor, class_names: Sequence[str], where: str) -> None:

@@ -88,6 +88,10 @@ class Store:
             )
         return None
 
+    def overtaken(self) -> bool:
+        """Tell whether another process has saved here since this one loaded or saved."""
+        return max(self._counters_to_read(), default=None) != self._last
+
     def clear(self) -> None:
         """Remove all checkpoints."""
         self._remove_parts()

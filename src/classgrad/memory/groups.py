@@ -54,6 +54,10 @@ class Groups:
         """Add basis columns to a group."""
         self.columns[group] = sorted({*self.columns[group], *columns})
 
+    def forget(self, number: int) -> None:
+        """Forget the prototype of a class: none resembles it any more."""
+        self.prototypes[number] = torch.zeros_like(self.prototypes[number])
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything, as tensors, numbers and lists."""
         return {

@@ -69,6 +69,7 @@ class Method(Settings):
     joint: ClassVar[bool] = False  # learns all tasks at once, so only the end can be judged
     revisits: ClassVar[bool] = False  # moves the heads of earlier tasks too
     free_start: ClassVar[bool] = True  # learns the first task just as finetuning does
+    open_ended: ClassVar[bool] = True  # needs no tasks in advance, and keeps no sample of them
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Change the network once; it has the head of the first task already."""
@@ -113,6 +114,9 @@ class Method(Settings):
 
     def close(self) -> None:
         """Take back every hook; called at the end of a task, however it ended."""
+
+    def forget_class(self, number: int) -> None:
+        """Drop what is kept of one class alone; `number` counts all classes as they were learnt."""
 
     def room(self) -> list[LayerRoom]:
         """Return how much of each layer is protected."""

@@ -141,6 +141,11 @@ class CGP(Projected):
             groups.join(group, c.prototype(name), cosine)
             groups.gain(group, chosen.stored + self.add(name, chosen.new))
 
+    def forget_class(self, number: int) -> None:
+        """Forget the prototypes of a class; its directions stay, as others may share them."""
+        for groups in self._groups.values():
+            groups.forget(number)
+
     def state_dict(self) -> dict[str, Any]:
         """Return bases, prototypes and groups."""
         groups = {name: groups.state_dict() for name, groups in self._groups.items()}

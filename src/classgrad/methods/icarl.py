@@ -68,6 +68,7 @@ class ICaRL(Distilled):
     summary: ClassVar[str] = "iCaRL: exemplars, distillation, nearest class means (CVPR 2017)"
     letters: ClassVar[dict[str, str]] = {"K": "memory"}
     free_start: ClassVar[bool] = False
+    open_ended: ClassVar[bool] = False
 
     memory: int = Field(2000, ge=1, description="exemplars kept in all (K)")
     memory_batch: int = Field(64, ge=2, description="exemplars in a step")

@@ -21,6 +21,7 @@ class Multitask(Method):
     name: ClassVar[str] = "multitask"
     summary: ClassVar[str] = "all tasks at once with all data (the upper bound)"
     joint: ClassVar[bool] = True
+    open_ended: ClassVar[bool] = False
 
     _stream: Sequence[Task] = PrivateAttr(default=())
     _seen: int = PrivateAttr(default=0)

@@ -35,6 +35,7 @@ class Rehearsal(Method, ABC):
     """Keep raw samples of earlier tasks and go on learning from them."""
 
     revisits: ClassVar[bool] = True
+    open_ended: ClassVar[bool] = False
 
     memory: int = Field(2000, ge=1, description="samples kept, of all tasks together")
     memory_batch: int | None = Field(
