@@ -54,6 +54,11 @@ class Groups:
         """Add basis columns to a group."""
         self.columns[group] = sorted({*self.columns[group], *columns})
 
+    def keep(self, columns: list[int]) -> None:
+        """Follow a basis that has lost all other columns."""
+        place = {old: new for new, old in enumerate(columns)}
+        self.columns = [[place[c] for c in own if c in place] for own in self.columns]
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything, as tensors, numbers and lists."""
         return {
