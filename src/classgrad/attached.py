@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from classgrad.errors import UserError
+from classgrad.memory.budget import Held
 from classgrad.memory.collect import Forward
 from classgrad.methods.base import LayerRoom
 from classgrad.methods.projected import Projected
@@ -60,6 +61,10 @@ class Attached:
     def room(self) -> list[LayerRoom]:
         """Return how much of each layer is protected."""
         return self.method.room()
+
+    def held(self) -> list[Held]:
+        """Return what is still protected of each class, for a method with a limit of memory."""
+        return self.method.held()
 
     def detach(self) -> None:
         """Leave the model as it was: nothing is protected any more."""

@@ -36,10 +36,14 @@ class ClassInputs:
 
 @dataclass
 class Collected:
-    """Inputs by class, and the layers with parameters that took part."""
+    """Inputs by class, and the layers with parameters that took part.
+
+    Pooled, they are those of the whole task, as class 0.
+    """
 
     classes: dict[int, ClassInputs]
     used: set[nn.Module]
+    pooled: bool
 
 
 def collect(
@@ -84,7 +88,7 @@ def collect(
         raise UserError(f"class {min(absent)} has no sample in the data given at the task's end")
     if not gather.present:
         raise UserError("the data given at the task's end hold no sample")
-    return Collected({c: gather.found[c] for c in sorted(gather.present)}, called)
+    return Collected({c: gather.found[c] for c in sorted(gather.present)}, called, pool)
 
 
 class _Gather:

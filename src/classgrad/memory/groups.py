@@ -58,6 +58,11 @@ class Groups:
         """Forget the prototype of a class: none resembles it any more."""
         self.prototypes[number] = torch.zeros_like(self.prototypes[number])
 
+    def keep(self, columns: list[int]) -> None:
+        """Follow a basis that has lost all other columns."""
+        place = {old: new for new, old in enumerate(columns)}
+        self.columns = [[place[c] for c in own if c in place] for own in self.columns]
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything, as tensors, numbers and lists."""
         return {

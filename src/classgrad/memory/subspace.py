@@ -1,4 +1,4 @@
-"""The protected directions of one layer: an orthonormal basis that only grows."""
+"""The protected directions of one layer: an orthonormal basis."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from classgrad import linalg
 
 @dataclass(frozen=True)
 class Subspace:
-    """Orthonormal columns `basis` (d x r, float64); extending gives a new one.
+    """Orthonormal columns `basis` (d x r, float64); extending or reducing gives a new one.
 
     >>> plane = Subspace.empty(3).extended(torch.eye(3)[:, :2])
     >>> plane.rank, plane.dimension
@@ -42,3 +42,7 @@ class Subspace:
     def extended(self, vectors: Tensor) -> "Subspace":
         """Return the subspace that holds `vectors` (columns) too."""
         return Subspace(linalg.extend(self.basis, vectors))
+
+    def reduced(self, columns: list[int]) -> "Subspace":
+        """Return the subspace of these columns only."""
+        return Subspace(self.basis[:, columns])

@@ -3,10 +3,12 @@
 from typing import Any
 
 from classgrad.errors import unknown
+from classgrad.memory.budget import Held
 from classgrad.methods.agem import AGEM
 from classgrad.methods.apd import APD
 from classgrad.methods.apd2 import APD2
 from classgrad.methods.base import LayerRoom, Method, Step
+from classgrad.methods.budgeted import Budgeted
 from classgrad.methods.cgp import CGP
 from classgrad.methods.den import DEN
 from classgrad.methods.er import ER
@@ -82,7 +84,9 @@ __all__ = [
     "SI",
     "STL",
     "TRGP",
+    "Budgeted",
     "Finetune",
+    "Held",
     "ICaRL",
     "LayerRoom",
     "LwF",

@@ -9,6 +9,7 @@ from pydantic import ConfigDict
 from torch import Tensor, nn
 from torch.nn import functional
 
+from classgrad.memory.budget import Held
 from classgrad.networks.network import Network
 from classgrad.settings import Settings
 from classgrad.tasks import Task
@@ -120,6 +121,10 @@ class Method(Settings):
 
     def room(self) -> list[LayerRoom]:
         """Return how much of each layer is protected."""
+        return []
+
+    def held(self) -> list[Held]:
+        """Return what is still protected of each class, where a limit made the method drop some."""
         return []
 
     def stored_parameters(self, net: Network) -> int:

@@ -46,11 +46,11 @@ from classgrad.memory.collect import ClassInputs, Collected
 from classgrad.memory.groups import Groups
 from classgrad.memory.representation import Representation
 from classgrad.methods.base import Step
-from classgrad.methods.projected import Projected
+from classgrad.methods.budgeted import Budgeted
 from classgrad.networks.network import Network
 
 
-class CGP(Projected):
+class CGP(Budgeted):
     """Protect the share ε of every class; refine bases of similar classes; learn by contrast."""
 
     name: ClassVar[str] = "cgp"
@@ -145,6 +145,11 @@ class CGP(Projected):
         """Forget the prototypes of a class; its directions stay, as others may share them."""
         for groups in self._groups.values():
             groups.forget(number)
+
+    def keep(self, site: str, columns: list[int]) -> None:
+        """Drop all but these columns of a site's basis, from its groups too."""
+        super().keep(site, columns)
+        self._groups[site].keep(columns)
 
     def state_dict(self) -> dict[str, Any]:
         """Return bases, prototypes and groups."""

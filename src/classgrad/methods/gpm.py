@@ -14,10 +14,10 @@ from typing import ClassVar
 
 from classgrad.memory.collect import Collected
 from classgrad.memory.selection import plain
-from classgrad.methods.projected import Projected
+from classgrad.methods.budgeted import Budgeted
 
 
-class GPM(Projected):
+class GPM(Budgeted):
     """Protect the share ε of each task's energy, all classes together."""
 
     name: ClassVar[str] = "gpm"

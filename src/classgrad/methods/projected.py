@@ -129,6 +129,7 @@ class Projected(Method, ABC):
         sites, samples = self.projector.sites, self.by_layer(self.samples)
         gather = partial(collect, model, forward, data, sites, samples, classes=classes)
         collected = self.grow(gather)
+        self.trim(collected)
         self._learnt += 1
         beside = self.projector.beside_weights(collected.used)
         self._frozen = list(dict.fromkeys([*self._frozen, *beside]))
@@ -141,6 +142,9 @@ class Projected(Method, ABC):
     @abstractmethod
     def grow(self, gather: Callable[..., Collected]) -> Collected:
         """Gather what the method wants to see, and add it to the subspaces."""
+
+    def trim(self, collected: Collected) -> None:
+        """Drop what is too much, while the inputs of the task at hand are there; here nothing."""
 
     def add(self, site: str, new: Tensor) -> list[int]:
         """Protect new directions (d x n) at a site; return their column numbers in its basis."""

@@ -68,6 +68,11 @@ class SGP(GPM):
             self._importance[name] = (grown + importance(s, self.scale)).clamp(max=1)
         return collected
 
+    def keep(self, site: str, columns: list[int]) -> None:
+        """Drop all but these columns of a site's basis, with their importances."""
+        super().keep(site, columns)
+        self._importance[site] = self._importance[site][columns]
+
     def protect(self) -> None:
         """Guard the subspaces, each direction by its importance."""
         sides: dict[str, Side] = {}
