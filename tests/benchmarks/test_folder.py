@@ -65,7 +65,7 @@ def test_every_kind_of_image_is_read_as_colour(photos):
     ("spoil", "message"),
     [
         (lambda p: (p / "b" / "grey" / "x.png").write_bytes(b"no image"), "x.png' is not an image"),
-        (lambda p: (p / "b" / "empty").mkdir(), "empty' holds 0 image"),
+        (lambda p: (p / "b" / "empty").mkdir(), "empty' holds no picture"),
         (lambda p: (p / "c").mkdir(), "c' holds no folder"),
     ],
 )

@@ -14,6 +14,7 @@ from fuzz.mutations import mutated
 from fuzz.target import Strategy, Target
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
+MODES = ("RGB", "P", "L", "RGBA", "LA", "CMYK", "1", "I")
 SIZE = 12
 
 
@@ -33,13 +34,13 @@ def _sound(kind: str, mode: str) -> bytes:
     picture, file = _picture(mode), io.BytesIO()
     exif = picture.getexif()
     exif[0x0112] = 6  # lies on its side
-    with contextlib.suppress(OSError):  # the format does not have this mode
+    with contextlib.suppress(OSError, ValueError):  # the format does not have this mode
         picture.save(file, kind, exif=exif)
     return file.getvalue()
 
 
 def _inputs(sound: bytes) -> Strategy:
-    seeds = [_sound(kind, mode) for kind in FORMATS for mode in ("RGB", "P", "L", "RGBA")]
+    seeds = [_sound(kind, mode) for kind in FORMATS for mode in MODES]
     return st.sampled_from([seed for seed in seeds if seed]).flatmap(mutated) | png_files(SIZE)
 
 

@@ -1,9 +1,8 @@
 """Images of your own: one folder per task, in it one folder per class.
 
-They may be BMP, GIF, JPEG, PNG, PPM, TIFF or WebP, of up to 25 million pixels each.
+They may be whatever `classgrad.data.decoding` reads.
 """
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,9 @@ from torch import Tensor
 from classgrad import seeds
 from classgrad.benchmarks.options import BenchmarkSettings
 from classgrad.benchmarks.transforms import Normalise
+from classgrad.data.pictures import Pictures, read_class_folders, unreadable
 from classgrad.errors import UserError, shown
 from classgrad.tasks import Split, Task, TaskStream
-
-# Of all that Pillow reads: EPS is a program that another program would run.
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-# A camera of 24 megapixels is within it; a file of a few bytes can announce any size.
-MOST_PIXELS = 25_000_000
 
 
 class FolderOptions(BenchmarkSettings):
@@ -41,13 +36,11 @@ def folder(path: Path, seed: int = 1, **values: Any) -> TaskStream:
     if not path.is_dir():
         raise UserError(f"'{path}' is not a folder: give one that holds a folder for each task")
     tasks, tests = [], []
-    for number, place in enumerate(_folders(path, "task")):
-        classes = _folders(place, "class")
-        parts = [_images(c, options.image_size) for c in classes]
-        images = torch.cat(parts)
-        labels = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(p) for p in parts]))
+    for number, place in enumerate(_folders(path)):
+        found = _read(place, options.image_size)
+        images, labels = found.images, found.labels
         kept, held = _divide(labels, options.test_fraction, seeds.generator(seed, "test", number))
-        names = tuple(f"{place.name}/{c.name}" for c in classes)
+        names = tuple(f"{place.name}/{name}" for name in found.class_names)
         learn, valid = options.divide(
             Split(images[kept], labels[kept]), seeds.generator(seed, "valid", number)
         )
@@ -58,43 +51,26 @@ def folder(path: Path, seed: int = 1, **values: Any) -> TaskStream:
     return TaskStream(f"folder:{path}", tasks, tests, options=options.model_dump())
 
 
-def _folders(path: Path, kind: str) -> list[Path]:
+def _folders(path: Path) -> list[Path]:
     found = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
     if not found:
-        raise UserError(f"'{path}' holds no folder: there must be one for each {kind}")
+        raise UserError(f"'{path}' holds no folder: there must be one for each task")
     return found
 
 
-def _images(path: Path, size: int) -> Tensor:
-    """Read every image of a folder, in the order of names: (n, 3, size, size)."""
-    files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
-    if len(files) < 2:
-        raise UserError(
-            f"class folder '{path}' holds {len(files)} image(s): at least 2 are needed, one to "
-            "learn from and one to test with"
-        )
-    return torch.stack([_image(file, size) for file in files])
-
-
-def _image(file: Path, size: int) -> Tensor:
-    """Read an image as colour, upright, scaled to a square: (3, size, size)."""
-    import numpy as np
-    from PIL import Image, ImageOps
-
-    try:
-        # Warnings are of what is odd and can be read all the same.
-        with (
-            warnings.catch_warnings(action="ignore"),
-            Image.open(file, formats=FORMATS) as image,
-        ):
-            width, height = image.size
-            if width * height > MOST_PIXELS:
-                raise ValueError(f"{width} x {height} pixels are too many, scale it down first")
-            upright = ImageOps.exif_transpose(image).convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f"'{file}' is not an image that can be read: {shown(error)}") from None
-    scaled = upright.resize((size, size), Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.array(scaled)).permute(2, 0, 1)
+def _read(place: Path, size: int) -> Pictures:
+    """Read the classes of a task: all files have to be images, and two of each class are needed."""
+    # Bad files are skipped to get hold of them: there is no switch to leave them out of a task.
+    found = read_class_folders(place, size, skip_bad=True)
+    if found.skipped:
+        raise unreadable(*found.skipped[0])
+    for name, count in zip(found.class_names, torch.bincount(found.labels).tolist(), strict=True):
+        if count < 2:
+            raise UserError(
+                f"class folder '{shown(place / name)}' holds {count} image(s): at least 2 are "
+                "needed, one to learn from and one to test with"
+            )
+    return found
 
 
 def _divide(labels: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:

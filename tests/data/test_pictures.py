@@ -1,0 +1,423 @@
+import os
+import struct
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from datafiles import pixels
+from PIL import Image
+
+from classgrad.data import decoding
+from classgrad.data.pictures import as_pictures, read_class_folders, read_picture
+from classgrad.errors import UserError
+
+SUFFIXES = ["bmp", "gif", "jpg", "png", "ppm", "tif", "webp"]
+RED, WHITE, BLACK = [255, 0, 0], [255, 255, 255], [0, 0, 0]
+
+
+def refused(call, *given, match=None, **options):
+    with pytest.raises(UserError, match=match) as caught:
+        call(*given, **options)
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+def saved(path, image, **options):
+    """Write a picture (an array, or one of Pillow) and return its path."""
+    image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **options)
+    return path
+
+
+def plain(path, colour="red", size=(6, 4)):
+    return saved(path, Image.new("RGB", size, colour))
+
+
+def at(picture, row, column):
+    return picture[:, row, column].tolist()
+
+
+# One picture
+
+
+@pytest.mark.parametrize("suffix", ["bmp", "png", "ppm", "tif"])
+def test_a_picture_of_the_right_size_is_read_as_it_is(tmp_path, suffix):
+    image = pixels(1, 5, 5, 3)
+    picture = read_picture(saved(tmp_path / f"x.{suffix}", image), 5)
+    assert picture.dtype == torch.uint8
+    assert torch.equal(picture, torch.from_numpy(image).permute(2, 0, 1))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_format_is_read_and_scaled_to_a_square(tmp_path, suffix):
+    image = Image.new("RGB", (40, 20), "red")
+    image.paste("blue", (20, 0, 40, 20))
+    picture = read_picture(saved(tmp_path / f"x.{suffix}", image), 10)
+    assert picture.shape == (3, 10, 10)
+    for column, colour in ((1, RED), (8, [0, 0, 255])):
+        assert np.abs(np.array(at(picture, 5, column)) - colour).max() <= 3
+
+
+def test_scaling_is_bilinear_over_all_pixels(tmp_path):
+    image = Image.fromarray(pixels(2, 30, 20, 3))
+    expected = np.array(image.resize((8, 8), Image.Resampling.BILINEAR))
+    picture = read_picture(saved(tmp_path / "x.png", image), 8)
+    assert torch.equal(picture, torch.from_numpy(expected).permute(2, 0, 1))
+
+
+@pytest.mark.parametrize("mode", ["L", "1"])
+@pytest.mark.parametrize("suffix", ["png", "tif", "bmp"])
+def test_grey_and_black_and_white_become_equal_colours(tmp_path, mode, suffix):
+    grey = Image.fromarray(np.array([[0, 255], [255, 0]], np.uint8)).convert(mode)
+    picture = read_picture(saved(tmp_path / f"x.{suffix}", grey), 2)
+    assert picture.tolist() == [[[0, 255], [255, 0]]] * 3
+
+
+@pytest.mark.parametrize(
+    ("suffix", "order"), [("png", "<"), ("pgm", "<"), ("tif", "<"), ("tif", ">")]
+)
+def test_grey_of_16_bits_keeps_its_upper_8(tmp_path, suffix, order):
+    grey = np.array([[0, 255], [256, 65535]], f"{order}u2")
+    picture = read_picture(saved(tmp_path / f"x.{suffix}", grey), 2)
+    assert picture.tolist() == [[[0, 0], [1, 255]]] * 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [(np.float32, "fractions"), (np.int32, "more than 16 bits")]
+)
+def test_pixels_of_no_known_range_are_refused(tmp_path, kind, message):
+    path = saved(tmp_path / "x.tif", np.full((2, 2), 70_000, kind))
+    refused(read_picture, path, 2, match=f"x.tif' .* {message}")
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_what_is_transparent_shows_white(tmp_path, mode):
+    layers = np.zeros((2, 2, 4), np.uint8)
+    layers[..., 3] = [[0, 255], [128, 51]]
+    clear = Image.fromarray(layers).convert(mode)
+    picture = read_picture(saved(tmp_path / "x.png", clear), 2)
+    assert picture.tolist() == [[[255, 0], [127, 204]]] * 3
+
+
+@pytest.mark.parametrize("suffix", ["png", "gif"])
+def test_a_palette_is_looked_up(tmp_path, suffix):
+    picture = read_picture(saved(tmp_path / f"x.{suffix}", _palette()), 2)
+    assert [at(picture, 0, 0), at(picture, 0, 1), at(picture, 1, 0)] == [RED, [0, 255, 0], BLACK]
+
+
+@pytest.mark.parametrize("suffix", ["png", "gif"])
+def test_the_transparent_entry_of_a_palette_shows_white(tmp_path, suffix):
+    picture = read_picture(saved(tmp_path / f"x.{suffix}", _palette(), transparency=1), 2)
+    assert [at(picture, 0, 0), at(picture, 0, 1), at(picture, 1, 0)] == [RED, WHITE, BLACK]
+
+
+def _palette():
+    image = Image.fromarray(np.array([[0, 1], [2, 2]], np.uint8)).convert("P")
+    image.putpalette([*RED, 0, 255, 0, *BLACK])
+    return image
+
+
+def test_a_transparent_colour_shows_white(tmp_path):
+    image = np.array([[RED, BLACK]], np.uint8)
+    picture = read_picture(saved(tmp_path / "x.png", image, transparency=(255, 0, 0)), 2)
+    assert [at(picture, 0, 0), at(picture, 0, 1)] == [WHITE, BLACK]
+
+
+@pytest.mark.parametrize("suffix", ["tif", "jpg"])
+def test_colours_of_print_become_those_of_a_screen(tmp_path, suffix):
+    magenta_and_yellow = Image.new("CMYK", (8, 8), (0, 255, 255, 0))
+    picture = read_picture(saved(tmp_path / f"x.{suffix}", magenta_and_yellow), 2)
+    assert at(picture, 0, 0) == RED
+
+
+# What stands at the corners of a picture once it is upright, from the top left by rows, by where
+# the camera wrote them: 0 1 / 2 3.
+UPRIGHT = {1: "0123", 2: "1032", 3: "3210", 4: "2301", 5: "0213", 6: "2031", 7: "3120", 8: "1302"}
+
+
+@pytest.mark.parametrize(("number", "corners"), UPRIGHT.items())
+@pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
+def test_pictures_are_turned_as_the_camera_says(tmp_path, number, corners, suffix):
+    image = Image.fromarray(np.array([[0, 60], [120, 180]], np.uint8)).convert("RGB")
+    exif = image.getexif()
+    exif[0x0112] = number
+    options = {"lossless": True} if suffix == "webp" else {}
+    picture = read_picture(saved(tmp_path / f"x.{suffix}", image, exif=exif, **options), 2)
+    assert picture[0].flatten().tolist() == [60 * int(corner) for corner in corners]
+
+
+def test_remarks_of_the_camera_that_make_no_sense_do_no_harm(tmp_path):
+    image = Image.new("RGB", (8, 4), "red")
+    exif = image.getexif()
+    exif[0x0112] = 6
+    exif[0x011A] = 1.5  # a resolution, of type 5; made a type 2, text, it cannot be written again
+    raw = exif.tobytes().replace(b"\x01\x1a\x00\x05", b"\x01\x1a\x00\x02")
+    assert raw != exif.tobytes()
+    assert at(read_picture(saved(tmp_path / "x.png", image, exif=raw), 2), 0, 0) == RED
+
+
+@pytest.mark.parametrize("suffix", ["gif", "tif", "webp", "png"])
+def test_the_first_picture_of_several_is_read(tmp_path, suffix):
+    first, second = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
+    path = saved(tmp_path / f"x.{suffix}", first, save_all=True, append_images=[second])
+    assert np.abs(np.array(at(read_picture(path, 2), 0, 0)) - RED).max() <= 3
+
+
+def test_two_pictures_that_a_telephone_joins_are_read_as_the_first(tmp_path):
+    first, second = Image.new("RGB", (8, 8), "black"), Image.new("RGB", (8, 8), "white")
+    path = saved(tmp_path / "x.jpg", first, format="MPO", save_all=True, append_images=[second])
+    assert at(read_picture(path, 2), 0, 0) == BLACK
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_truncated_picture_is_refused(tmp_path, suffix):
+    path = saved(tmp_path / f"x.{suffix}", pixels(3, 60, 60, 3))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    refused(read_picture, path, 8, match=f"x.{suffix}' is not an image that can be read: ")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"\x00\x00\x00\x18ftypheic" + bytes(40)])
+def test_other_files_are_refused_with_the_formats_that_are_read(tmp_path, content):
+    (tmp_path / "x.jpg").write_bytes(content)
+    refused(read_picture, tmp_path / "x.jpg", 8, match="x.jpg' .* JPEG, PNG, PPM, TIFF or WebP")
+
+
+def test_a_damaged_file_that_pillow_stumbles_over_is_refused(tmp_path):
+    path = plain(tmp_path / "x.tif")
+    place_of_pixels = struct.pack("<HH", 273, 4)
+    assert path.read_bytes().count(place_of_pixels) == 1
+    as_fraction = struct.pack("<HH", 273, 11)
+    path.write_bytes(path.read_bytes().replace(place_of_pixels, as_fraction))
+    refused(read_picture, path, 8, match="x.tif' is not an image that can be read: 'float' object")
+
+
+def test_too_many_pixels_are_refused_before_they_are_read(tmp_path):
+    path = saved(tmp_path / "x.png", Image.new("1", (5001, 5000)))
+    refused(read_picture, path, 8, match="x.png' .* 5001 x 5000 pixels are too many")
+    path.write_bytes(path.read_bytes()[:100])
+    refused(read_picture, path, 8, match="too many")
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    refused(read_picture, tmp_path / "pipe.png", 8, match="pipe.png' .* not a file")
+    refused(read_picture, tmp_path, 8, match="not a file")
+    refused(read_picture, str(tmp_path / "none.png"), 8, match="none.png' .* No such file")
+    refused(read_picture, "a\0b.png", 8, match="null byte")
+    (tmp_path / "a\nb.png").write_bytes(b"no picture")
+    refused(read_picture, tmp_path / "a\nb.png", 8, match="b.png")
+
+
+# Folders of classes
+
+
+@pytest.fixture
+def photos(tmp_path):
+    for number in range(3):
+        plain(tmp_path / "dog" / f"{number}.png", (number, 0, 0))
+    for number in range(2):
+        plain(tmp_path / "cat" / f"{number}.JPG", (0, 0, 10 * number))
+    plain(tmp_path / "dog" / ".hidden.png")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "notes.txt").write_text("passed over")
+    return tmp_path
+
+
+def test_class_folders_become_labelled_pictures_by_name(photos):
+    found = read_class_folders(str(photos), 4)
+    assert found.class_names == ("cat", "dog")
+    assert found.images.shape == (5, 3, 4, 4)
+    assert found.images.dtype == torch.uint8
+    assert found.labels.tolist() == [0, 0, 1, 1, 1]
+    assert found.labels.dtype == torch.int64
+    assert [at(one, 0, 0) for one in found.images[2:]] == [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
+    assert found.skipped == []
+
+
+def test_the_order_is_that_of_the_names_whichever_is_read_first(tmp_path):
+    # The first ones are large and take longest.
+    for number in range(24):
+        plain(tmp_path / "a" / f"{number:02}.png", (number, 0, 0), (1500 if number < 4 else 4, 900))
+    found = read_class_folders(tmp_path, 2)
+    assert found.images[:, 0, 0, 0].tolist() == list(range(24))
+
+
+def test_progress_is_told_in_the_thread_that_calls(photos):
+    told = []
+    here = threading.get_ident()
+    read_class_folders(
+        photos, 4, progress=lambda *seen: told.append((*seen, threading.get_ident()))
+    )
+    assert told == [(done, 5, here) for done in range(1, 6)]
+
+
+def test_who_stops_does_not_wait_for_the_rest(tmp_path, monkeypatch):
+    for number in range(200):
+        plain(tmp_path / "a" / f"{number}.png")
+    begun = []
+
+    def read_slowly(path, size):
+        begun.append(path)
+        time.sleep(0.002)
+        return torch.zeros(3, size, size, dtype=torch.uint8)
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(decoding, "_attempt", read_slowly)
+    with pytest.raises(KeyboardInterrupt):
+        read_class_folders(tmp_path, 2, progress=stop)
+    assert 0 < len(begun) < 100
+
+
+def test_bad_files_are_listed_up_to_five(photos):
+    bad = [photos / "cat" / "x.png", *(photos / "dog" / f"x{n}.png" for n in range(6))]
+    for path in bad:
+        path.write_bytes(b"no picture")
+    message = refused(read_class_folders, photos, 4, match="^7 file.* and 2 more; .*--skip-bad$")
+    assert [str(path) in message for path in bad] == [True] * 5 + [False] * 2
+    for path in bad[5:]:
+        path.unlink()
+    assert " more" not in refused(read_class_folders, photos, 4, match="^5 file")
+
+
+def test_bad_files_can_be_skipped(photos):
+    (photos / "cat" / "0.JPG").write_bytes(b"no picture")
+    (photos / "dog" / "0a.png").symlink_to(photos / "none.png")
+    (photos / "dog" / "Thumbs.db").write_bytes(b"no picture")
+    refused(read_class_folders, photos, 4, match="0.JPG' .*0a.png' .*Thumbs.db'")
+    told = []
+    found = read_class_folders(photos, 4, skip_bad=True, progress=lambda *seen: told.append(seen))
+    assert [path.name for path, _ in found.skipped] == ["0.JPG", "0a.png", "Thumbs.db"]
+    assert found.skipped[0][1].startswith("cannot identify")
+    assert found.skipped[1][1] == "No such file or directory"
+    assert found.labels.tolist() == [0, 1, 1, 1]
+    assert found.images[:, 0, 0, 0].tolist() == [0, 0, 1, 2]
+    assert told[-1] == (7, 7)
+
+
+def test_a_class_without_a_picture_is_refused_by_name(photos):
+    (photos / "empty").mkdir()
+    refused(read_class_folders, photos, 4, skip_bad=True, match="empty' holds no picture")
+    (photos / "empty" / "x.png").write_bytes(b"no picture")
+    refused(read_class_folders, photos, 4, skip_bad=True, match="empty': .*x.png' .cannot ident")
+
+
+def test_a_folder_in_a_class_folder_is_refused_by_name(photos):
+    plain(photos / "dog" / "puppies" / "x.png")
+    refused(read_class_folders, photos, 4, match="puppies' is a folder among pictures")
+    (photos / "dog" / "puppies").rename(photos / "dog" / ".puppies")
+    assert len(read_class_folders(photos, 4).labels) == 5
+
+
+def test_pictures_in_no_class_folder_are_refused(photos):
+    plain(photos / "x.JPEG")
+    refused(read_class_folders, photos, 4, match="x.JPEG' is in no class folder: put each picture")
+    refused(read_class_folders, photos / "dog", 4, match="dog/0.png' is in no class folder")
+
+
+def test_a_folder_without_classes_is_refused(tmp_path):
+    refused(read_class_folders, tmp_path, 4, match="holds no folder: there must be one for each")
+    refused(read_class_folders, tmp_path / "none", 4, match="none' is not a folder")
+    refused(read_class_folders, plain(tmp_path / "x.png"), 4, match="x.png' is not a folder")
+    refused(read_class_folders, "a\0b", 4, match="is not a folder")
+
+
+def test_pictures_that_pillow_warns_of_are_read_without_a_warning(tmp_path):
+    for number in range(8):
+        saved(tmp_path / "a" / f"{number}.png", _palette(), transparency=bytes([0, 128]))
+    before = list(warnings.filters)
+    assert len(read_class_folders(tmp_path, 4).labels) == 8
+    assert at(read_picture(tmp_path / "a" / "0.png", 2), 0, 0) == WHITE
+    assert warnings.filters == before
+
+
+# What a program gives
+
+
+def test_paths_are_read_in_the_order_given(photos):
+    one = as_pictures(photos / "dog" / "1.png", 4)
+    assert torch.equal(one, read_picture(photos / "dog" / "1.png", 4)[None])
+    names = [str(photos / "dog" / "2.png"), photos / "dog" / "0.png"]
+    assert as_pictures(names, 4)[:, 0, 0, 0].tolist() == [2, 0]
+    assert torch.equal(as_pictures(tuple(names), 4), as_pictures(names, 4))
+
+
+def test_a_folder_gives_all_its_pictures_by_name(photos):
+    assert as_pictures(str(photos / "dog"), 4)[:, 0, 0, 0].tolist() == [0, 1, 2]
+    (photos / "dog" / "notes.txt").write_text("no picture")
+    refused(as_pictures, photos / "dog", 4, match="1 file.*notes.txt' .*; leave out")
+    refused(as_pictures, photos, 4, match="cat' is a folder among pictures")
+
+
+def test_a_path_may_begin_with_the_home_folder(photos, monkeypatch):
+    monkeypatch.setenv("HOME", str(photos))
+    assert len(as_pictures("~/dog", 4)) == len(as_pictures(["~/dog/0.png"] * 3, 4)) == 3
+    assert len(read_class_folders("~", 4).labels) == 5
+    monkeypatch.chdir(photos)
+    assert at(read_picture(plain(photos / "~1.png").name, 4), 0, 0) == RED
+
+
+def test_pictures_of_pillow_are_converted_like_files(tmp_path):
+    clear = Image.new("RGBA", (4, 4), (255, 0, 0, 51))
+    exif = clear.getexif()
+    exif[0x0112] = 3
+    expected = read_picture(saved(tmp_path / "x.png", clear, exif=exif), 4)
+    assert at(expected, 0, 0) == [255, 204, 204]
+    assert torch.equal(as_pictures(clear, 4), expected[None])
+    with Image.open(tmp_path / "x.png") as image:
+        assert torch.equal(as_pictures([image, clear, image], 4), expected.expand(3, -1, -1, -1))
+
+
+def test_a_picture_of_pillow_that_cannot_be_read_is_refused_by_its_number(tmp_path):
+    with Image.open(plain(tmp_path / "x.png")) as closed:
+        pass
+    refused(as_pictures, [Image.new("L", (2, 2)), closed], 4, match="picture 2 of those given")
+
+
+def test_tensors_of_the_right_size_are_taken_as_they_are():
+    images = torch.from_numpy(pixels(4, 2, 3, 5, 5))
+    assert torch.equal(as_pictures(images, 5), images)
+    assert torch.equal(as_pictures(images[0], 5), images[:1])
+    floats = images.double() / 255
+    assert torch.equal(as_pictures(floats, 5), floats.float())
+
+
+def test_tensors_are_scaled_as_files_are():
+    image = pixels(5, 30, 20, 3)
+    images = torch.from_numpy(image).permute(2, 0, 1)
+    expected = as_pictures(Image.fromarray(image), 8).float()
+    found = as_pictures(images, 8)
+    assert found.dtype == torch.uint8
+    assert (found.float() - expected).abs().max() <= 1
+    floats = as_pictures(images / 255, 8)
+    assert floats.dtype == torch.float32
+    assert (255 * floats - expected).abs().max() <= 1.5
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.zeros(3, 4, 4, dtype=torch.int64), "torch.int64"),
+        (torch.zeros(4, 4), r"shape \(4, 4\)"),
+        (torch.zeros(2, 1, 4, 4), r"shape \(2, 1, 4, 4\)"),
+        (torch.zeros(0, 3, 4, 4), r"shape \(0, 3, 4, 4\)"),
+        (torch.full((3, 4, 4), 255.0), "from 255 to 255"),
+        (torch.full((3, 4, 4), -0.5), "from -0.5 to"),
+        (torch.full((3, 4, 4), torch.nan), "from nan to nan"),
+        ([], "list is empty"),
+        (5, "int cannot be taken"),
+        (None, "NoneType cannot be taken"),
+        (["x.png", Image.new("L", (2, 2))], "Image, str cannot be taken"),
+        ([torch.zeros(3, 4, 4)], "Tensor cannot be taken"),
+        ("none.png", "none.png' .No such file"),
+        (["none.png", "nor this.png"], "2 file.*none.png' .No such file.*nor this.png'"),
+    ],
+)
+def test_what_holds_no_picture_is_refused(value, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(as_pictures, value, 4, match=message)
