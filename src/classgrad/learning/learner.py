@@ -2,6 +2,7 @@
 
 import copy
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -75,6 +76,11 @@ class Learner:
                 f"{self.method.name} keeps samples or needs all tasks in advance: a learner takes "
                 "methods that do not, such as cgp"
             )
+        if not prototypes and isinstance(self.method, CGP) and self.method.similarity < 1:
+            raise UserError(
+                "base refining keeps means of the inputs of every class, the first layer's too: "
+                "without prototypes give cgp similarity=1"
+            )
         self.network, self.network_options = network, dict(network_options or {})
         if network is not None:
             self.network_options = {**STORED, **self.network_options}
@@ -125,6 +131,8 @@ class Learner:
         after a crash goes on from there. A task that fails leaves the learner as it was before.
         """
         task = self._task(name, train, valid, classes, skip_bad)
+        if self.keeps_prototypes:
+            warn_of_single_images(task)
         if keep_in is not None:
             keeper = keeper or Keeper(Path(keep_in) / LEARNING)
         before = state.taken(self)
@@ -319,3 +327,15 @@ class Learner:
         So has a method of your own.
         """
         return state.load(cls, Path(folder), trunk, method)
+
+
+def warn_of_single_images(task: Task) -> None:
+    """Warn of classes whose prototypes, means over a class, are those of one image."""
+    counts = torch.bincount(task.train.labels, minlength=task.classes).tolist()
+    alone = [name for name, count in zip(task.class_names, counts, strict=True) if count == 1]
+    if alone:
+        warnings.warn(
+            f"class '{alone[0]}' of task '{task.name}' has one image to learn from, and prototypes "
+            "of one image can show it: give more, or leave prototypes out (prototypes=False)",
+            stacklevel=3,
+        )
