@@ -55,8 +55,8 @@ def _read(folder: Path) -> None:
             _loop(run).load_state_dict(run.unfinished)
 
 
-def _read_signed(folder: Path) -> None:
-    """Do so after the manifest was made to fit, so that it is not the checksum that refuses."""
+def sign(folder: Path) -> None:
+    """Make the manifest fit the files, so that it is not the checksum that refuses."""
     place = folder / "checkpoints" / "000001"
     entries = {}
     for name in (STATE, TENSORS):
@@ -64,6 +64,11 @@ def _read_signed(folder: Path) -> None:
         entries[name] = Entry(len(content), hashlib.sha256(content).hexdigest())
     old = parse_manifest((place / MANIFEST).read_bytes())
     (place / MANIFEST).write_bytes(dataclasses.replace(old, files=entries).to_json())
+
+
+def _read_signed(folder: Path) -> None:
+    """Take a run up from files that were changed after they were saved."""
+    sign(folder)
     _read(folder)
 
 
