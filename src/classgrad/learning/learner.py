@@ -67,6 +67,7 @@ class Learner:
         valid_fraction: float = 0.1,
         prototypes: bool = True,
         seed: int = 1,
+        device: torch.device | str = "cpu",
     ) -> None:
         if (trunk is None) == (network is None):
             raise UserError("give a trunk of your own or the name of a network, one of both")
@@ -89,6 +90,7 @@ class Learner:
         self.embedding, self.size = embedding, size
         self.training = training or Training.model_validate({})
         self.valid_fraction, self.keeps_prototypes, self.seed = valid_fraction, prototypes, seed
+        self.device = torch.device(device)
         self.input_shape: tuple[int, ...] = ()  # of one input, known from the first task on
         self.tasks: list[LearntTask] = []
         self.prototypes: list[Tensor] = []
@@ -174,7 +176,8 @@ class Learner:
                 "give all the same"
             )
         self.input_shape = shape
-        return Task(len(self.tasks), name, names, split, apart, self.transform)
+        here = split.to(self.device), apart.to(self.device)
+        return Task(len(self.tasks), name, names, *here, self.transform)
 
     def _learn(self, task: Task, keeper: Keeper | None, observer: Observer | None) -> LearntTask:
         began = time.perf_counter()
@@ -209,7 +212,7 @@ class Learner:
             net = Network(
                 trunk, self.embedding or width_of(trunk, self.input_shape), seed=self.seed
             )
-        net.add_task(classes)
+        net.to(self.device).add_task(classes)
         self._net = self.method.wrap(net, (), self.seed)
 
     def taken(self, unfinished: dict[str, Any]) -> dict[str, Any]:
@@ -272,7 +275,7 @@ class Learner:
                 f"images of shape {tuple(images.shape)} are not of {self.input_shape}, one or "
                 "several"
             )
-        split = Split(images, torch.zeros(len(images), dtype=torch.int64))
+        split = Split(images, torch.zeros(len(images), dtype=torch.int64)).to(self.device)
         dtype = next(self.net.parameters()).dtype
         return self.transform(split.unit_images(slice(None), dtype))
 
@@ -320,18 +323,23 @@ class Learner:
 
     @classmethod
     def load(
-        cls, folder: Path | str, trunk: nn.Module | None = None, method: Method | None = None
+        cls,
+        folder: Path | str,
+        trunk: nn.Module | None = None,
+        method: Method | None = None,
+        *,
+        device: torch.device | str = "cpu",
     ) -> "Learner":
         """Return the learner saved in a folder; a trunk of your own has to be given again.
 
         So has a method of your own.
         """
-        return state.load(cls, Path(folder), trunk, method)
+        return state.load(cls, Path(folder), trunk, method, device)
 
 
 def warn_of_single_images(task: Task) -> None:
     """Warn of classes whose prototypes, means over a class, are those of one image."""
-    counts = torch.bincount(task.train.labels, minlength=task.classes).tolist()
+    counts = torch.bincount(task.train.labels.cpu(), minlength=task.classes).tolist()
     alone = [name for name, count in zip(task.class_names, counts, strict=True) if count == 1]
     if alone:
         warnings.warn(

@@ -120,10 +120,12 @@ class _Gather:
                     f"labels of shape {tuple(y.shape)} and type {y.dtype} for {len(x)} samples: "
                     "give one whole number for each"
                 )
-            output = forward(x)
+            output, y = forward(x), y.cpu()
             self._check_inputs(len(y))
             self.labels.update(y.unique().tolist())
-            right = output.argmax(1) == y if correct_only else torch.ones_like(y, dtype=torch.bool)
+            right = torch.ones_like(y, dtype=torch.bool)
+            if correct_only:
+                right = output.argmax(1).cpu() == y
             label = torch.zeros_like(y) if self.pool else y
             for value in label.unique().tolist():
                 if self.only is None or value in self.only:
@@ -141,7 +143,8 @@ class _Gather:
             chosen = index[: max(0, self.samples[name] - entry.count)]
             if not len(chosen) or site.layer not in self.seen:
                 continue
-            inputs = [x[chosen] for x in self.seen[site.layer]]
+            # On the CPU whatever the model is on: not every device computes in double precision.
+            inputs = [x[chosen.to(x.device)].cpu() for x in self.seen[site.layer]]
             waiting = entry.waiting.setdefault(name, [])
             if waiting and shapes(waiting[-1]) != shapes(inputs):
                 self._settle(entry, name)
