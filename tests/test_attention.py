@@ -283,6 +283,22 @@ def test_loose_parameters_of_a_vision_transformer_are_to_be_frozen(name: str) ->
         attach(model, CGP())
 
 
+def test_loose_parameters_can_be_learnt_with_the_first_task_before_the_guard() -> None:
+    old, new = normal(2, 1, 8, 8, seed=1), normal(4, 1, 8, 8, seed=2)
+    model = built(Patches)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    start = model.token.detach().clone()
+    learn(model, optimizer, None, (old, in_turn(2, 2)))
+    assert not torch.equal(model.token, start)
+    model.token.requires_grad_(False)
+    model.places.requires_grad_(False)
+    guard = attach(model, CGP(epsilon=1.0, eta=1.0, correct_only=False))
+    guard.end_task([(old, in_turn(2, 2))])
+    answers = model(old).detach()
+    learn(model, optimizer, guard, (new, 2 + in_turn(4, 2)))
+    assert (model(old) - answers).norm() < 1e-6 * answers.norm()
+
+
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"batch_first": False},
@@ -390,10 +406,10 @@ def test_the_fused_path_is_as_it_was_afterwards(enabled: bool) -> None:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def test_gradients_per_sample_of_an_attention_layer_are_refused_by_name() -> None:
+@pytest.mark.parametrize("frozen", [[], ["look.in_proj_weight", "look.in_proj_bias"], ["look.out"]])
+def test_gradients_per_sample_of_an_attention_layer_are_refused_by_name(frozen: list[str]) -> None:
     model = built(Attending)
-    for frozen in ([], ["look.in_proj_weight", "look.in_proj_bias"]):
-        for name in frozen:
-            model.get_parameter(name).requires_grad_(False)
-        with pytest.raises(UserError, match="layer 'look"):
-            per_sample_sums(model, lambda: model(normal(2, 5, 8)).sum(1), torch.square)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(name.startswith(start) for start in frozen))
+    with pytest.raises(UserError, match="layer 'look"):
+        per_sample_sums(model, lambda: model(normal(2, 5, 8)).sum(1), torch.square)

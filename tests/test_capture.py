@@ -210,6 +210,12 @@ def parametrised_attention(name: str) -> nn.Module:
     return layer
 
 
+def replaced_attention() -> nn.Module:
+    layer = nn.MultiheadAttention(4, 2)
+    layer.forward = lambda query, key, value: (query, None)
+    return named(look=layer)
+
+
 def tied_attention() -> nn.Module:
     layer = nn.MultiheadAttention(4, 2, vdim=3)
     layer.k_proj_weight = layer.q_proj_weight
@@ -234,6 +240,10 @@ REFUSED = {
     "parametrised out-projection": (
         lambda: named(look=parametrised_attention("out_proj.weight")),
         ["'0.look'", "computed"],
+    ),
+    "attention with another forward": (
+        replaced_attention,
+        ["'0.look'", "its forward is not that of"],
     ),
     "attention with tied matrices": (
         tied_attention,
