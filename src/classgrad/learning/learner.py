@@ -35,6 +35,10 @@ from classgrad.training import Training
 LEARNING = "learning"  # folder of a task that is not finished, below that of the state
 # Batch statistics would make a prediction depend on its batch.
 STORED = {"norm": "stored", "affine": "task"}
+# For tasks of a few hundred images.
+USUAL = Training.model_validate(
+    {"epochs": 30, "batch_size": 32, "learning_rate": 0.01, "momentum": 0.9, "nesterov": True}
+)
 # Halfway between black and white, and a usual spread of photographs.
 MEAN, DEVIATION = 0.5, 0.25
 
@@ -88,7 +92,7 @@ class Learner:
             networks.options(network, **self.network_options)  # refuses what is not there
         self.trunk = None if trunk is None else adapted(trunk)
         self.embedding, self.size = embedding, size
-        self.training = training or Training.model_validate({})
+        self.training = training or USUAL
         self.valid_fraction, self.keeps_prototypes, self.seed = valid_fraction, prototypes, seed
         self.device = torch.device(device)
         self.input_shape: tuple[int, ...] = ()  # of one input, known from the first task on
