@@ -1,5 +1,8 @@
 """The command that writes one task of a learner to a file that PyTorch alone can use."""
 
+import importlib
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "Examples: classgrad export state --task birds -o birds.pt2 | "
-    "classgrad export state --task birds -o birds.pt2 --model my_model.py:trunk --force"
+    "classgrad export state --task birds -o birds.pt2 --model mine:trunk --force"
 )
 
 
@@ -25,7 +28,7 @@ def export(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE.py:NAME", help="The function that makes the trunk, if it is your own."
+            metavar="MODULE:NAME", help="Function or class that makes the trunk, if it is your own."
         ),
     ] = None,
     force: Annotated[
@@ -44,6 +47,8 @@ def export(
     if not state.is_dir():
         raise UserError(f"no folder '{shown(state)}': give the one a learner was saved in")
     learner = Learner.load(state, trunk=None if model is None else own_trunk(model))
+    if model is not None and learner.network is not None:
+        raise UserError(f"this learner has the network {learner.network}: leave out --model")
     for warning in learner.warnings:
         typer.echo(warning, err=True)
     write(learner, out, task, force=force)
@@ -51,21 +56,22 @@ def export(
 
 
 def own_trunk(model: str) -> "nn.Module":
-    """Return the trunk that a function in a file of the user's makes."""
-    import runpy
-
+    """Return the trunk that a function or class of the user's makes, in a module in this folder."""
     from torch import nn
 
-    file, colon, name = model.rpartition(":")
-    if not colon or not file.endswith(".py") or not Path(file).is_file():
-        raise UserError(
-            f"--model takes FILE.py:NAME of a file that is there (got '{shown(model)}')"
-        )
+    from classgrad.networks.network import global_chance_kept
+
+    module, _, name = model.partition(":")
+    if not module or not name:
+        raise UserError(f"--model takes MODULE:NAME, such as mine:trunk (got '{shown(model)}')")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
-        trunk = runpy.run_path(file)[name]()
+        with global_chance_kept():
+            trunk = getattr(importlib.import_module(module), name)()
     except Exception as error:  # whatever the user's own code does
-        reason = shown(" ".join(f"{type(error).__name__} {error}".split()))
-        raise UserError(f"--model {shown(model)} makes no trunk: {reason}") from error
+        reason = shown(" ".join(f"{type(error).__name__}: {error}".split()))
+        raise UserError(f"--model '{shown(model)}' makes no trunk: {reason}") from None
     if not isinstance(trunk, nn.Module):
-        raise UserError(f"--model {shown(model)} makes a {type(trunk).__name__}, no nn.Module")
+        raise UserError(f"--model '{shown(model)}' makes a {type(trunk).__name__}, no nn.Module")
     return trunk

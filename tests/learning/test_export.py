@@ -28,6 +28,18 @@ for folder in sys.argv[1:]:
     said = [model(batch).tolist() for batch in (images, images[:1], images[:4])]
     json.dump({**json.loads(about["classgrad.json"]), "said": said}, open(f"{folder}/said", "w"))
 """
+OWN = """
+from torch import nn
+
+def trunk():
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(),
+        nn.Linear(144, 10),
+    )
+
+def none():
+    return 3
+"""
 
 
 def images(shape, seed, per_class=6):
@@ -144,36 +156,42 @@ def test_the_file_holds_neither_pickles_nor_paths(own, tmp_path):
     json.loads(contents["archive/extra/classgrad.json"])
 
 
-def test_the_command_writes_the_file_and_replaces_it_only_by_force(call, own, tmp_path):
+def test_the_command_writes_the_file_and_replaces_it_only_by_force(
+    call, own, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sys, "path", list(sys.path))
     own.save(tmp_path / "state")
-    (tmp_path / "my.py").write_text(
-        "from torch import nn\n"
-        "def trunk():\n"
-        "    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(),\n"
-        "                         nn.Dropout(0.2), nn.Flatten(), nn.Linear(144, 10))\n"
-        "def none():\n"
-        "    return 3\n"
-    )
+    (tmp_path / "my_trunk.py").write_text(OWN)
     words = ["export", "state", "--task", "night", "-o", "m.pt2", "--model"]
-    with torch.random.fork_rng(devices=[]):
-        code, out, err = call(*words, "my.py:trunk")
-        assert (code, out, err) == (0, "m.pt2\n", "")
-        x = images(own.input_shape, 3)[0]
-        model = torch.export.load(tmp_path / "m.pt2").module()
-        assert (model(x) - said_by(own, x, "night")).abs().max() < 1e-5
-        refused(call(*words, "my.py:trunk"), "'m.pt2' is there already")
-        (tmp_path / "m.pt2").write_text("old")
-        assert call(*words, "my.py:trunk", "--force")[0] == 0
+    assert call(*words, "my_trunk:trunk") == (0, "m.pt2\n", "")
+    x = images(own.input_shape, 3)[0]
+    model = torch.export.load(tmp_path / "m.pt2").module()
+    assert (model(x) - said_by(own, x, "night")).abs().max() < 1e-5
+    (tmp_path / "m.pt2").write_text("old")
+    refused(call(*words, "my_trunk:trunk"), "'m.pt2' is there already")
+    assert (tmp_path / "m.pt2").read_text() == "old"
+    assert call(*words, "my_trunk:trunk", "--force")[0] == 0
     assert (tmp_path / "m.pt2").stat().st_size > 1000
     (tmp_path / "m.pt2").unlink()
     refused(call(*words[:-1]), "give it again")
-    refused(call(*words, "my.py"), "FILE.py:NAME")
-    refused(call(*words, "other.py:trunk"), "FILE.py:NAME")
-    refused(call(*words, "my.py:mlp"), "makes no trunk: KeyError 'mlp'")
-    refused(call(*words, "my.py:none"), "makes a int, no nn.Module")
+    refused(call(*words, "my_trunk"), "MODULE:NAME")
+    refused(call(*words, "my_funk:trunk"), "makes no trunk: ModuleNotFoundError")
+    refused(call(*words, "my_trunk:mlp"), "makes no trunk: AttributeError")
+    refused(call(*words, "my_trunk:none"), "makes a int, no nn.Module")
+    refused(call(*words[:3], "dusk", *words[4:], "my_trunk:trunk"), "unknown task 'dusk'")
     refused(call("export", "nowhere", "-o", "m.pt2"), "no folder 'nowhere'")
+    refused(call("export", ".", "-o", "m.pt2"), "holds no learner")
     refused(call("export", "state", "-o", "m.onnx"), "'m.onnx' does not end in .pt2")
     assert not (tmp_path / "m.pt2").exists()
+
+
+def test_a_model_is_not_given_to_a_learner_with_a_network(call, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    learnt((1, 4, 4), network="mlp").save(tmp_path / "state")
+    words = ["export", "state", "--task", "day", "-o", "m.pt2"]
+    refused(call(*words, "--model", "collections:Counter"), "makes a Counter, no nn.Module")
+    refused(call(*words, "--model", "torch.nn:ReLU"), "leave out --model")
+    assert call(*words) == (0, "m.pt2\n", "")
 
 
 def refused(ended, message):

@@ -114,7 +114,7 @@ def traced(predictor: Predictor, input_shape: tuple[int, ...]) -> ExportedProgra
             )
     except Exception as error:  # whatever a trunk of the user's own does
         reason = shown(" ".join(str(error).split()))
-        raise UserError(f"PyTorch cannot export this network: {reason}") from error
+        raise UserError(f"PyTorch cannot export this network: {reason}") from None
 
 
 def drop_unused(program: ExportedProgram) -> None:
