@@ -8,7 +8,8 @@
 
 Images are floats in [0, 1] of shape (n, *input_shape), as many as come; what comes out is (n,
 classes), with a zero for each class that was forgotten. The file holds all that is needed for this
-task, and what only other tasks use is left out.
+task, and what only other tasks use is left out. PyTorch does not promise that a later version reads
+it: keep the state, and export again.
 """
 
 import copy
@@ -45,7 +46,7 @@ class Predictor(nn.Module):
         self.classes = len(about.class_names)
         self.forgotten = [about.class_names.index(name) for name in about.forgotten]
         self.eval().requires_grad_(False)
-        for weight in self.parameters():  # PyTorch writes no weights that lie channels last
+        for weight in self.parameters():  # PyTorch cannot be relied on to write channels last
             weight.data = weight.data.contiguous()
 
     def forward(self, images: Tensor) -> Tensor:
