@@ -1,4 +1,4 @@
-"""The files of a checkpoint, with checksums that are right, and the lock of a run."""
+"""The files of a checkpoint, with checksums that are right, the lock of a run, and references."""
 
 import dataclasses
 import hashlib
@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from socket import gethostname
 
+import torch
+
 from classgrad.checkpoints import Keeper, Lock
 from classgrad.checkpoints.files import MANIFEST, STATE, TENSORS
 from classgrad.checkpoints.manifest import Entry, Manifest, parse_manifest
+from classgrad.learning.leakage import Reference
 from classgrad.loop import Loop
 from classgrad.methods import GPM
 from classgrad.plan import Plan, make_plan
@@ -102,9 +105,17 @@ def _changed_locks(sound: bytes) -> Strategy:
     return changed(json.loads(sound)).map(as_json)
 
 
+def _make_reference(folder: Path) -> Path:
+    path = folder / "reference.safetensors"
+    identity = {"class_names": ["a", "b"], "samples": [3, 3], "when": "", "sharpness": {"x": 1.0}}
+    Reference(torch.ones(2, 3), torch.ones(2, 2), "task", identity).save(path)
+    return path
+
+
 TARGETS = (
     Target("manifest", lambda f: _make(f, MANIFEST), _read, _changed_manifests),
     Target("state", lambda f: _make(f, STATE), _read_signed, _changed_states),
     Target("tensors", lambda f: _make(f, TENSORS), _read_signed),
     Target("lock", _make_lock, _take_lock, _changed_locks),
+    Target("reference", _make_reference, lambda f: Reference.load(f / "reference.safetensors")),
 )

@@ -20,6 +20,7 @@ from classgrad.errors import UserError, unknown
 from classgrad.learning import state
 from classgrad.learning.given import Data, as_split, divided
 from classgrad.learning.judging import judged
+from classgrad.learning.leakage import Reference, take
 from classgrad.learning.learnt import LearntTask
 from classgrad.learning.predicting import KINDS, Prediction, predictions
 from classgrad.learning.room import LayerForecast, forecast
@@ -282,6 +283,13 @@ class Learner:
         split = Split(images, torch.zeros(len(images), dtype=torch.int64)).to(self.device)
         dtype = next(self.net.parameters()).dtype
         return self.transform(split.unit_images(slice(None), dtype))
+
+    def reference(self, images: Any, task: str) -> Reference:
+        """Take down what is said to images of a task now, for `leakage` later.
+
+        It holds the images, and is yours to keep: it is no part of what `save` saves.
+        """
+        return take(self, images, task)
 
     def number(self, task: str) -> int:
         """Return the number of a task, 0 the first."""
