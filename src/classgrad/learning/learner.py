@@ -51,9 +51,9 @@ class Learner:
     classgrad, for pictures of `size` x `size`. Pictures are read in [0, 1] and normalised to zero
     mean and unit deviation, roughly; other inputs go to the trunk as they are.
 
-    >>> from classgrad import GPM, Learner, Training
+    >>> from classgrad import GPM, Learner
     >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
-    >>> learner = Learner(nn.Linear(4, 8), GPM(), training=Training(epochs=5))
+    >>> learner = Learner(nn.Linear(4, 8), GPM())
     >>> learnt = learner.learn("sign", (x, (x[:, 0] > 0).long()), classes=["minus", "plus"])
     >>> learner.predict(torch.tensor([5.0, 0, 0, 0]))[0].name
     'plus'
