@@ -15,4 +15,5 @@ class LearntTask:
     ranks: dict[str, int]  # directions in use in each layer after it
     when: str  # date and time, UTC
     seconds: float
+    data: str = ""  # digest of its training and validation data
     forgotten: list[str] = field(default_factory=list)  # classes no longer predicted

@@ -1,0 +1,306 @@
+"""The commands of a learner that change it or ask it: learn, predict, forget."""
+
+import csv
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from classgrad.cli_words import parse_settings
+from classgrad.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from classgrad.checkpoints import Keeper
+    from classgrad.data.pictures import Pictures
+    from classgrad.learning.learner import Learner
+    from classgrad.learning.predicting import Prediction
+
+app = typer.Typer()
+
+State = Annotated[Path, typer.Argument(help="Folder of the learner.")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:NAME", help="Function or class that makes your own network, if it is yours."
+    ),
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be read.")]
+
+
+@app.command(
+    epilog="Examples: classgrad learn state --task birds --images photos/birds | classgrad learn "
+    "state --task fish --images photos/fish --set epochs=20"
+)
+def learn(
+    state: Annotated[Path, typer.Argument(help="Folder of the learner; the first call makes it.")],
+    task: Annotated[str, typer.Option(help="A name for what is learnt.")],
+    images: Annotated[Path, typer.Option(help="A folder with a folder of images for each class.")],
+    network: Annotated[
+        str | None, typer.Option(help="A network, by default alexnet5; see 'classgrad list'.")
+    ] = None,
+    model: Model = None,
+    method: Annotated[
+        str | None, typer.Option("--method", "-m", help="A method, by default cgp.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting by word or letter. Those of training hold until they are changed, all "
+            "others for good. Can be repeated.",
+        ),
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Edge that images are scaled to, by default 32.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Same seed, same result; by default 1.")
+    ] = None,
+    skip_bad: SkipBad = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start a task again that was cut short.")
+    ] = False,
+    no_prototypes: Annotated[
+        bool, typer.Option("--no-prototypes", help="Keep no mean embedding of each class.")
+    ] = False,
+    save_minutes: Annotated[
+        float, typer.Option(min=0, help="Save the state after so many minutes within a task.")
+    ] = 5.0,
+    save_steps: Annotated[
+        int | None, typer.Option(min=1, help="Save the state after so many steps, too.")
+    ] = None,
+) -> None:
+    """Learn classes from folders of images, and keep what was learnt before.
+
+    A task that was cut short goes on where it was when the command is repeated.
+    """
+    from rich.console import Console
+
+    from classgrad.checkpoints import Keeper
+    from classgrad.cli_info import tell_learnt
+    from classgrad.cli_state import Wanted, made_or_opened
+    from classgrad.learning.learner import LEARNING
+
+    if not task.strip():
+        raise UserError("--task is empty: give the task a name")
+    values = parse_settings(settings or [])
+    console = Console(markup=False, highlight=False)
+    keeper = Keeper(state / LEARNING, minutes=save_minutes, steps=save_steps)
+    with keeper.listening():
+        wanted = Wanted(network, model, method, size, seed, no_prototypes, values)
+        learner = made_or_opened(state, wanted)
+        tell_warnings(console, learner)
+        pictures = read_images(console, images, learner, skip_bad)
+        before = len(learner.tasks)
+        learn_task(console, learner, task, pictures, state, keeper, fresh)
+    tell_learnt(console, learner, task, state, new=len(learner.tasks) > before)
+
+
+def read_images(console: "Console", images: Path, learner: "Learner", skip_bad: bool) -> "Pictures":
+    """Read the folders of classes, and tell what is odd about them."""
+    from classgrad.cli_bar import bar
+    from classgrad.data.pictures import read_class_folders
+
+    with bar(console, "images") as move:
+        pictures = read_class_folders(
+            images,
+            learner.size,
+            skip_bad,
+            progress=lambda done, count: move(done / count, f"{done:,}/{count:,}"),
+        )
+    for file, reason in pictures.skipped:
+        console.print(f"left out '{file}': {reason}", soft_wrap=True)
+    counts = pictures.labels.bincount(minlength=len(pictures.class_names)).tolist()
+    for name, count in zip(pictures.class_names, counts, strict=True):
+        if count == 1 and learner.keeps_prototypes:
+            console.print(
+                f"class '{name}' has one image: its prototype is that image's embedding; a learner "
+                "begun with --no-prototypes keeps none",
+                soft_wrap=True,
+            )
+    if len(counts) == 1:
+        console.print(
+            f"'{images}' holds one class: as its task has no other, every image is taken for it "
+            "unless another task is given",
+            soft_wrap=True,
+        )
+    return pictures
+
+
+def learn_task(
+    console: "Console",
+    learner: "Learner",
+    task: str,
+    pictures: "Pictures",
+    folder: Path,
+    keeper: "Keeper",
+    fresh: bool,
+) -> None:
+    """Learn a task, or go on with it, and save the learner; show how far it is."""
+    from classgrad.checkpoints import Lock
+    from classgrad.cli_bar import bar
+    from classgrad.learning.state import unfinished
+    from classgrad.loop import Progress
+
+    if fresh and keeper.store.folder.exists():
+        with Lock(folder):  # or it may be the task at hand of another process
+            keeper.clear()
+    kept = unfinished(keeper, len(learner.tasks))
+    if kept and kept.get("task") == task:
+        console.print(f"going on with task '{task}', which was cut short", soft_wrap=True)
+    with bar(console, task) as move:
+
+        def observer(at: Progress) -> None:
+            move(at.step / at.steps, f"epoch {at.epoch + 1} loss {at.loss:.3f}")
+
+        try:
+            learner.learn(
+                task,
+                (pictures.images, pictures.labels),
+                classes=pictures.class_names,
+                keep_in=folder,
+                keeper=keeper,
+                observer=observer,
+            )
+        except UserError:
+            with suppress(OSError):
+                folder.rmdir()  # one that was just made, and is empty
+            raise
+
+
+def tell_warnings(console: "Console", learner: "Learner") -> None:
+    """Say what was odd when a learner was loaded."""
+    for warning in learner.warnings:
+        console.print(f"{warning}; going on from the one before", soft_wrap=True)
+
+
+@app.command(
+    epilog="Examples: classgrad predict state photo.jpg | classgrad predict state photos --task "
+    "birds --top 3 | classgrad predict state photos --csv"
+)
+def predict(
+    state: State,
+    images: Annotated[list[str], typer.Argument(help="Images, or folders of images.")],
+    task: Annotated[
+        str | None,
+        typer.Option(help="Their task, if it is known; else the surest one is believed."),
+    ] = None,
+    by: Annotated[
+        str, typer.Option(help="confidence: of each task's own classifier; or prototypes.")
+    ] = "confidence",
+    top: Annotated[int, typer.Option(min=1, help="How many classes to show for an image.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV and nothing else.")] = False,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Images at once; more are faster, and may round otherwise.")
+    ] = 1,
+    model: Model = None,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Tell the classes of images.
+
+    Probabilities are among the classes of one task.
+    """
+    from rich.console import Console
+
+    from classgrad.cli_state import opened
+    from classgrad.data.pictures import read_pictures
+
+    if as_json and as_csv:
+        raise UserError("--json and --csv contradict each other: give one of them")
+    aside = Console(stderr=True, markup=False, highlight=False)
+    learner = opened(state, model)
+    tell_warnings(aside, learner)
+    if task is not None:
+        learner.number(task)  # refuses an unknown one before images are read
+    pictures, files, skipped = read_pictures(images, learner.size, skip_bad)
+    for file, reason in skipped:
+        aside.print(f"left out '{file}': {reason}", soft_wrap=True)
+    found = learner.predict(pictures, task, by=by, batch_size=batch_size)
+    if not found[0].ranking:
+        raise UserError("all classes that could be told are forgotten")
+    show_predictions(files, found, top, as_json, as_csv)
+
+
+def show_predictions(
+    files: list[Path], found: "list[Prediction]", top: int, as_json: bool, as_csv: bool
+) -> None:
+    """Print the likeliest classes of each file."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if as_json:
+        lines = [
+            {
+                "file": str(file),
+                "classes": [
+                    {"class": one.name, "task": one.task, "probability": one.probability}
+                    for one in prediction.ranking[:top]
+                ],
+            }
+            for file, prediction in zip(files, found, strict=True)
+        ]
+        print(json.dumps(lines, indent=1))
+        return
+    rows = [
+        (str(file), guess.name, guess.task, guess.probability)
+        for file, prediction in zip(files, found, strict=True)
+        for guess in prediction.ranking[:top]
+    ]
+    if as_csv:
+        table = csv.writer(sys.stdout, lineterminator="\n")
+        table.writerow(["file", "class", "task", "probability"])
+        table.writerows(rows)
+        return
+    shown = Table("file", "class", "task", "probability")
+    for column in shown.columns:
+        column.overflow = "fold"
+    for *words, probability in rows:
+        shown.add_row(*words, f"{probability:.3f}")
+    Console(markup=False).print(shown)
+
+
+@app.command(epilog="Example: classgrad forget state --task birds --class wren")
+def forget(
+    state: State,
+    task: Annotated[str, typer.Option(help="The task of the class.")],
+    name: Annotated[str, typer.Option("--class", help="The class to predict no longer.")],
+    model: Model = None,
+) -> None:
+    """Predict a class no longer, and remove what is kept of it alone."""
+    from rich.console import Console
+
+    from classgrad.checkpoints import Keeper
+    from classgrad.cli_state import opened
+    from classgrad.learning.learner import LEARNING
+    from classgrad.learning.state import unfinished
+
+    console = Console(markup=False, highlight=False)
+    learner = opened(state, model)
+    tell_warnings(console, learner)
+    kept = unfinished(Keeper(state / LEARNING), len(learner.tasks))
+    if kept:  # it holds the class, too
+        raise UserError(
+            f"task '{kept['task']}' was cut short and holds what is to be forgotten: finish it, or "
+            "start it again with 'classgrad learn --fresh', first"
+        )
+    learner.forget_class(task, name)
+    for _ in range(2):  # the last two states are kept, and neither may hold the class
+        learner.save(state)
+    parts = "its row of the classifier and its prototypes" if learner.keeps_prototypes else ""
+    console.print(
+        f"class '{name}' of task '{task}' is predicted no longer; removed: "
+        f"{parts or 'its row of the classifier'}",
+        soft_wrap=True,
+    )
+    console.print(
+        "no direction is freed: classes learnt later may need those that came with it, and their "
+        "images are gone",
+        soft_wrap=True,
+    )
