@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from classgrad import cli_data, cli_info, cli_learn
+from classgrad import cli_data, cli_info, cli_learn, cli_predict
 from classgrad.cli_words import make_plans, parse_seeds, parse_settings
 from classgrad.errors import Stopped, UserError
 
@@ -37,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cli_data.app, name="data")
-for part in (cli_learn.app, cli_info.app):
+for part in (cli_learn.app, cli_predict.app, cli_info.app):
     app.registered_commands += part.registered_commands
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from classgrad.cli_state import State
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -22,7 +24,7 @@ app = typer.Typer()
 
 @app.command(epilog="Examples: classgrad info state | classgrad info state --json")
 def info(
-    state: Annotated[Path, typer.Argument(help="Folder of the learner.")],
+    state: State,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Show what a learner has learnt, how much more it can learn, and what it takes."""

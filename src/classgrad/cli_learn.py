@@ -1,14 +1,12 @@
-"""The commands of a learner that change it or ask it: learn, predict, forget."""
+"""The commands that change a learner: learn, forget."""
 
-import csv
-import json
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from classgrad.cli_state import Model, SkipBad, State, Wanted, made_or_opened, opened, tell_warnings
 from classgrad.cli_words import parse_settings
 from classgrad.errors import UserError
 
@@ -18,18 +16,8 @@ if TYPE_CHECKING:
     from classgrad.checkpoints import Keeper
     from classgrad.data.pictures import Pictures
     from classgrad.learning.learner import Learner
-    from classgrad.learning.predicting import Prediction
 
 app = typer.Typer()
-
-State = Annotated[Path, typer.Argument(help="Folder of the learner.")]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODULE:NAME", help="Function or class that makes your own network, if it is yours."
-    ),
-]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be read.")]
 
 
 @app.command(
@@ -84,7 +72,6 @@ def learn(
 
     from classgrad.checkpoints import Keeper
     from classgrad.cli_info import tell_learnt
-    from classgrad.cli_state import Wanted, made_or_opened
     from classgrad.learning.learner import LEARNING
 
     if not task.strip():
@@ -174,98 +161,6 @@ def learn_task(
             raise
 
 
-def tell_warnings(console: "Console", learner: "Learner") -> None:
-    """Say what was odd when a learner was loaded."""
-    for warning in learner.warnings:
-        console.print(f"{warning}; going on from the one before", soft_wrap=True)
-
-
-@app.command(
-    epilog="Examples: classgrad predict state photo.jpg | classgrad predict state photos --task "
-    "birds --top 3 | classgrad predict state photos --csv"
-)
-def predict(
-    state: State,
-    images: Annotated[list[str], typer.Argument(help="Images, or folders of images.")],
-    task: Annotated[
-        str | None,
-        typer.Option(help="Their task, if it is known; else the surest one is believed."),
-    ] = None,
-    by: Annotated[
-        str, typer.Option(help="confidence: of each task's own classifier; or prototypes.")
-    ] = "confidence",
-    top: Annotated[int, typer.Option(min=1, help="How many classes to show for an image.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV and nothing else.")] = False,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Images at once; more are faster, and may round otherwise.")
-    ] = 1,
-    model: Model = None,
-    skip_bad: SkipBad = False,
-) -> None:
-    """Tell the classes of images.
-
-    Probabilities are among the classes of one task.
-    """
-    from rich.console import Console
-
-    from classgrad.cli_state import opened
-    from classgrad.data.pictures import read_pictures
-
-    if as_json and as_csv:
-        raise UserError("--json and --csv contradict each other: give one of them")
-    aside = Console(stderr=True, markup=False, highlight=False)
-    learner = opened(state, model)
-    tell_warnings(aside, learner)
-    if task is not None:
-        learner.number(task)  # refuses an unknown one before images are read
-    pictures, files, skipped = read_pictures(images, learner.size, skip_bad)
-    for file, reason in skipped:
-        aside.print(f"left out '{file}': {reason}", soft_wrap=True)
-    found = learner.predict(pictures, task, by=by, batch_size=batch_size)
-    if not found[0].ranking:
-        raise UserError("all classes that could be told are forgotten")
-    show_predictions(files, found, top, as_json, as_csv)
-
-
-def show_predictions(
-    files: list[Path], found: "list[Prediction]", top: int, as_json: bool, as_csv: bool
-) -> None:
-    """Print the likeliest classes of each file."""
-    from rich.console import Console
-    from rich.table import Table
-
-    if as_json:
-        lines = [
-            {
-                "file": str(file),
-                "classes": [
-                    {"class": one.name, "task": one.task, "probability": one.probability}
-                    for one in prediction.ranking[:top]
-                ],
-            }
-            for file, prediction in zip(files, found, strict=True)
-        ]
-        print(json.dumps(lines, indent=1))
-        return
-    rows = [
-        (str(file), guess.name, guess.task, guess.probability)
-        for file, prediction in zip(files, found, strict=True)
-        for guess in prediction.ranking[:top]
-    ]
-    if as_csv:
-        table = csv.writer(sys.stdout, lineterminator="\n")
-        table.writerow(["file", "class", "task", "probability"])
-        table.writerows(rows)
-        return
-    shown = Table("file", "class", "task", "probability")
-    for column in shown.columns:
-        column.overflow = "fold"
-    for *words, probability in rows:
-        shown.add_row(*words, f"{probability:.3f}")
-    Console(markup=False).print(shown)
-
-
 @app.command(epilog="Example: classgrad forget state --task birds --class wren")
 def forget(
     state: State,
@@ -277,7 +172,6 @@ def forget(
     from rich.console import Console
 
     from classgrad.checkpoints import Keeper
-    from classgrad.cli_state import opened
     from classgrad.learning.learner import LEARNING
     from classgrad.learning.state import unfinished
 

@@ -1,19 +1,31 @@
-"""The learner that a command line is about: made, or loaded from its folder."""
+"""The learner that a command is about: what is said of it, made or loaded from its folder."""
 
 import importlib
 import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from classgrad.errors import UserError, shown
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from torch import nn
 
     from classgrad.learning.learner import Learner
     from classgrad.settings import Settings
+
+State = Annotated[Path, typer.Argument(help="Folder of the learner.")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:NAME", help="Function or class that makes your own network, if it is yours."
+    ),
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be read.")]
 
 NETWORK, METHOD, SIZE, SEED = "alexnet5", "cgp", 32, 1
 
@@ -41,6 +53,12 @@ def opened(folder: Path, model: str | None) -> "Learner":
             f"'{folder}' was learnt with network '{learner.network}': leave out --model"
         )
     return learner
+
+
+def tell_warnings(console: "Console", learner: "Learner") -> None:
+    """Say what was odd when a learner was loaded."""
+    for warning in learner.warnings:
+        console.print(f"{warning}; going on from the one before", soft_wrap=True)
 
 
 def made_or_opened(folder: Path, wanted: Wanted) -> "Learner":
