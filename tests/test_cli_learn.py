@@ -201,11 +201,12 @@ def test_a_task_cut_short_is_dropped_only_when_that_is_asked_for(call, stopped, 
         (pets, "task 'bugs' was cut short with another task"),
         ([*bugs, "--set", "epochs=3"], "task 'bugs' was cut short with another training"),
         (["forget", "state", "--task", "birds", "--class", "crow"], "task 'bugs' was cut short"),
+        ([*FISH, "--images", "pets", "--fresh"], "task 'fish' was learnt before, from other data"),
     ):
         before = everything_in(learnt / "state")
         code, _, err = call(*words)
         assert code == 2
-        one_line(err, what, "--fresh")
+        one_line(err, what)
         assert everything_in(learnt / "state") == before
     code, out, _ = call(*pets, "--fresh")
     assert code == 0
@@ -241,6 +242,9 @@ def test_killed_right_at_the_end_it_has_learnt_and_goes_on_with_the_next(call, p
     assert code == 0
     assert "learnt before" in out
     assert call("info", "state", "--json")[1].count('"unfinished": null') == 1
+    shutil.copytree("state", "other")
+    assert call("forget", "other", "--task", "birds", "--class", "crow")[0] == 0
+    assert not (place / "other" / "learning" / "checkpoints").exists()  # it held the class
     assert call(*FISH)[0] == 0
     for words in (BIRDS, FISH):
         call("learn", "alone", *words[2:])

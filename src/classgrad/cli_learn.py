@@ -130,15 +130,11 @@ def learn_task(
     fresh: bool,
 ) -> None:
     """Learn a task, or go on with it, and save the learner; show how far it is."""
-    from classgrad.checkpoints import Lock
     from classgrad.cli_bar import bar
     from classgrad.learning.state import unfinished
     from classgrad.loop import Progress
 
-    if fresh and keeper.store.folder.exists():
-        with Lock(folder):  # or it may be the task at hand of another process
-            keeper.clear()
-    kept = unfinished(keeper, len(learner.tasks))
+    kept = None if fresh else unfinished(keeper, len(learner.tasks))
     if kept and kept.get("task") == task:
         console.print(f"going on with task '{task}', which was cut short", soft_wrap=True)
     with bar(console, task) as move:
@@ -152,6 +148,7 @@ def learn_task(
                 (pictures.images, pictures.labels),
                 classes=pictures.class_names,
                 keep_in=folder,
+                fresh=fresh,
                 keeper=keeper,
                 observer=observer,
             )
@@ -171,26 +168,17 @@ def forget(
     """Predict a class no longer, and remove what is kept of it alone."""
     from rich.console import Console
 
-    from classgrad.checkpoints import Keeper
-    from classgrad.learning.learner import LEARNING
-    from classgrad.learning.state import unfinished
-
     console = Console(markup=False, highlight=False)
     learner = opened(state, model)
     tell_warnings(console, learner)
-    kept = unfinished(Keeper(state / LEARNING), len(learner.tasks))
-    if kept:  # it holds the class, too
-        raise UserError(
-            f"task '{kept['task']}' was cut short and holds what is to be forgotten: finish it, or "
-            "start it again with 'classgrad learn --fresh', first"
-        )
+    drop_leftovers(learner, state)
     learner.forget_class(task, name)
     for _ in range(2):  # the last two states are kept, and neither may hold the class
         learner.save(state)
-    parts = "its row of the classifier and its prototypes" if learner.keeps_prototypes else ""
+    prototypes = " and its prototypes" if learner.keeps_prototypes else ""
     console.print(
-        f"class '{name}' of task '{task}' is predicted no longer; removed: "
-        f"{parts or 'its row of the classifier'}",
+        f"class '{name}' of task '{task}' is predicted no longer; removed: its row of the "
+        f"classifier{prototypes}",
         soft_wrap=True,
     )
     console.print(
@@ -198,3 +186,23 @@ def forget(
         "images are gone",
         soft_wrap=True,
     )
+
+
+def drop_leftovers(learner: "Learner", folder: Path) -> None:
+    """Remove what a process that was killed at the end of a task has left, as it holds all classes.
+
+    A task that was cut short holds them, too, and is refused.
+    """
+    from classgrad.checkpoints import Keeper, Lock
+    from classgrad.learning.learner import LEARNING
+    from classgrad.learning.state import unfinished
+
+    keeper = Keeper(folder / LEARNING)
+    with Lock(folder):
+        kept = unfinished(keeper, len(learner.tasks))
+        if kept:
+            raise UserError(
+                f"task '{kept['task']}' was cut short and holds what is to be forgotten: finish it "
+                "first, or start another one with --fresh"
+            )
+        keeper.clear()

@@ -116,6 +116,7 @@ class Learner:
         classes: Sequence[str] | None = None,
         skip_bad: bool = False,
         keep_in: Path | str | None = None,
+        fresh: bool = False,
         keeper: Keeper | None = None,
         observer: Observer | None = None,
     ) -> LearntTask:
@@ -123,8 +124,8 @@ class Learner:
 
         Without `valid` a share of every class is kept apart for validation. With `keep_in` the
         learner is saved in that folder at the end and, now and then, on the way: the same call
-        after a crash goes on from there, or returns at once if all was done. A task that fails
-        leaves the learner as it was before.
+        after a crash goes on from there, or returns at once if all was done; `fresh` starts a task
+        again instead. A task that fails leaves the learner as it was before.
         """
         task = self._task(name, train, valid, classes, skip_bad)
         if task.id < len(self.tasks):
@@ -136,6 +137,8 @@ class Learner:
             with Lock(keep_in) if keep_in is not None else nullcontext():
                 if keep_in is not None:
                     state.refuse_overtaken(self, Path(keep_in))
+                if fresh and keeper is not None:
+                    keeper.clear()
                 learnt = self._learn(task, keeper, observer)
                 if keep_in is not None and keeper is not None:
                     state.save_locked(self, Path(keep_in))
