@@ -1,4 +1,7 @@
-"""The command line: run, list, show, data. What is heavy is imported inside the commands."""
+"""The command line: run, list, show, data, and learn, predict, info, forget.
+
+What is heavy is imported inside the commands.
+"""
 
 import json
 import sys
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from classgrad import cli_data, cli_export
+from classgrad import cli_data, cli_export, cli_info, cli_learn, cli_predict
 from classgrad.cli_words import make_plans, parse_seeds, parse_settings
 from classgrad.errors import Stopped, UserError
 
@@ -34,6 +37,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cli_data.app, name="data")
+for part in (cli_learn.app, cli_predict.app, cli_info.app):
+    app.registered_commands += part.registered_commands
 app.command(epilog=cli_export.EXAMPLES)(cli_export.export)
 
 
@@ -200,36 +205,18 @@ def show(
 @contextmanager
 def progress_bar(console: "Console", run: "Run") -> "Iterator[Observer]":
     """Show a bar with task, epoch, loss and time left; yield what moves it."""
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    from classgrad.loop import Progress as Standing
+    from classgrad.cli_bar import bar
+    from classgrad.loop import Progress
 
     tasks = len(run.stream)
-    columns = [
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[where]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    ]
-    with Progress(*columns, console=console) as bar:
-        line = bar.add_task(f"{run.method.name:<10}", total=1.0, where="")
+    with bar(console, f"{run.method.name:<10}") as move:
 
-        def observer(at: Standing) -> None:
+        def observer(at: Progress) -> None:
             share = at.step / at.steps
             done = share if run.method.joint else (at.task + share) / tasks
-            where = f"task {at.task + 1}/{tasks} epoch {at.epoch + 1} loss {at.loss:.3f}"
-            bar.update(line, completed=done, where=where)
+            move(done, f"task {at.task + 1}/{tasks} epoch {at.epoch + 1} loss {at.loss:.3f}")
 
         yield observer
-        bar.update(line, completed=1.0)
 
 
 def show_records(console: "Console", records: "list[RunRecord]") -> None:

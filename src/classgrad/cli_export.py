@@ -1,17 +1,11 @@
 """The command that writes one task of a learner to a file that PyTorch alone can use."""
 
-import importlib
-import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from classgrad.errors import UserError, shown
-
-if TYPE_CHECKING:
-    from torch import nn
+from classgrad.cli_state import opened, tell_warnings
 
 EXAMPLES = (
     "Examples: classgrad export state --task birds -o birds.pt2 | "
@@ -39,39 +33,13 @@ def export(
 
     It takes images in [0, 1] and gives the probabilities of the task's classes.
     """
+    from rich.console import Console
+
     from classgrad.learning.export import export as write
     from classgrad.learning.export import refuse_place
-    from classgrad.learning.learner import Learner
 
     refuse_place(out, force)
-    if not state.is_dir():
-        raise UserError(f"no folder '{shown(state)}': give the one a learner was saved in")
-    learner = Learner.load(state, trunk=None if model is None else own_trunk(model))
-    if model is not None and learner.network is not None:
-        raise UserError(f"this learner has the network {learner.network}: leave out --model")
-    for warning in learner.warnings:
-        typer.echo(warning, err=True)
+    learner = opened(state, model)
+    tell_warnings(Console(stderr=True), learner)
     write(learner, out, task, force=force)
     print(out)
-
-
-def own_trunk(model: str) -> "nn.Module":
-    """Return the trunk that a function or class of the user's makes, in a module in this folder."""
-    from torch import nn
-
-    from classgrad.networks.network import global_chance_kept
-
-    module, _, name = model.partition(":")
-    if not module or not name:
-        raise UserError(f"--model takes MODULE:NAME, such as mine:trunk (got '{shown(model)}')")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        with global_chance_kept():
-            trunk = getattr(importlib.import_module(module), name)()
-    except Exception as error:  # whatever the user's own code does
-        reason = shown(" ".join(f"{type(error).__name__}: {error}".split()))
-        raise UserError(f"--model '{shown(model)}' makes no trunk: {reason}") from None
-    if not isinstance(trunk, nn.Module):
-        raise UserError(f"--model '{shown(model)}' makes a {type(trunk).__name__}, no nn.Module")
-    return trunk

@@ -104,18 +104,8 @@ def make_plan(
         filled["method"] = method.model_dump()
     if not isinstance(benchmark, str):
         filled["benchmark_options"] = {}
-    given: dict[str, str] = {}
-    for name, value in (values or {}).items():
-        owner = next((part for part, settings in parts.items() if settings.accepts(name)), None)
-        if owner is None:
-            known = [name for settings in parts.values() for name in settings.names()]
-            raise unknown(f"setting for {kind.name} on {title} with {network}", name, known)
-        settings = parts[owner]
-        word = settings.letters.get(name, name)
-        if given.setdefault(word, name) != name:
-            raise UserError(f"'{given[word]}' and '{name}' are the same setting: give one of them")
-        kept = {n: v for n, v in filled[owner].items() if settings.letters.get(n, n) != word}
-        filled[owner] = {**kept, name: value}
+    whose = f"{kind.name} on {title} with {network}"
+    filled = assigned(parts, filled, values or {}, whose)
     return Plan(
         benchmark=title,
         benchmark_options=made or stream_options(**filled["benchmark_options"]).model_dump(),
@@ -126,3 +116,26 @@ def make_plan(
         training=Training(**filled["training"]),
         seed=seed,
     )
+
+
+def assigned(
+    parts: Mapping[str, type[Settings]],
+    filled: Mapping[str, dict[str, Any]],
+    values: Mapping[str, Any],
+    whose: str,
+) -> dict[str, dict[str, Any]]:
+    """Return what is filled in for each part, with given values in the part that has the name."""
+    found = dict(filled)
+    given: dict[str, str] = {}
+    for name, value in values.items():
+        owner = next((part for part, settings in parts.items() if settings.accepts(name)), None)
+        if owner is None:
+            known = [name for settings in parts.values() for name in settings.names()]
+            raise unknown(f"setting for {whose}", name, known)
+        settings = parts[owner]
+        word = settings.letters.get(name, name)
+        if given.setdefault(word, name) != name:
+            raise UserError(f"'{given[word]}' and '{name}' are the same setting: give one of them")
+        kept = {n: v for n, v in found[owner].items() if settings.letters.get(n, n) != word}
+        found[owner] = {**kept, name: value}
+    return found

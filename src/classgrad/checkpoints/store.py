@@ -44,6 +44,7 @@ class Store:
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         self._last: int | None = None  # the last one that this process has loaded or saved
+        self._newest: int | None = None  # that was there then; it may be damaged
 
     def save(self, state: dict[str, Any]) -> None:
         """Save a state; it is on disk when this returns, and what was there before stays if not."""
@@ -64,13 +65,15 @@ class Store:
         finally:
             if part is not None:
                 shutil.rmtree(part, ignore_errors=True)
-        self._last = counter
+        self._last = self._newest = counter
         self._remove(set(before) - {last})
 
     def load(self) -> Loaded | None:
         """Return the newest state that is whole, or None if no checkpoint is there."""
         warnings: list[str] = []
-        for counter in self._counters_to_read():
+        counters = self._counters_to_read()
+        self._newest = max(counters, default=None)
+        for counter in counters:
             path = self._path(counter)
             try:
                 manifest, state = files.read(path, counter)
@@ -90,7 +93,7 @@ class Store:
 
     def overtaken(self) -> bool:
         """Tell whether another process has saved here since this one loaded or saved."""
-        return max(self._counters_to_read(), default=None) != self._last
+        return max(self._counters_to_read(), default=None) != self._newest
 
     def clear(self) -> None:
         """Remove all checkpoints."""

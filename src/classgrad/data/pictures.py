@@ -101,6 +101,25 @@ def as_pictures(value: object, size: int) -> Tensor:
     )
 
 
+def read_pictures(
+    paths: Sequence[str | Path], size: int, skip_bad: bool = False
+) -> tuple[Tensor, list[Path], list[Skipped]]:
+    """Read files, and all files of folders.
+
+    Returned are the pictures, their files, and what was left out with `skip_bad`, each with the
+    reason.
+    """
+    files: list[Path] = []
+    for path in map(_path, paths):
+        files += picture_files(path) if os.path.isdir(path) else [path]
+    images, kept, bad = from_files(files, size)
+    if bad and not skip_bad:
+        raise UserError(f"{_told(bad)}; leave out what cannot be read, or pass --skip-bad")
+    if not kept:
+        raise UserError(f"no picture is left: {_told(bad)}")
+    return images, [files[row] for row in kept], bad
+
+
 def picture_files(folder: Path) -> list[Path]:
     """Return the files of a folder that holds pictures and nothing else, by name."""
     folders, files = _inside(folder)

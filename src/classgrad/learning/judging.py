@@ -9,7 +9,7 @@ from torch import Tensor
 from classgrad.evaluation import class_means, inputs
 from classgrad.learning.learnt import LearntTask
 from classgrad.learning.predicting import KINDS, calibrated
-from classgrad.tasks import Task
+from classgrad.tasks import Task, digest
 
 if TYPE_CHECKING:
     from classgrad.learning.learner import Learner
@@ -36,6 +36,7 @@ def judged(learner: "Learner", task: Task, seconds: float) -> LearntTask:
         ranks={room.name: room.rank for room in learner.method.room()},
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=round(seconds, 1),
+        data=digest([task.train, task.valid]),
     )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from classgrad.learning.learner import Learner
 
 NAME = "classgrad-reference"  # of the metadata in a file
-IDENTITY = ("class_names", "samples", "sharpness", "when")
+IDENTITY = ("class_names", "samples", "sharpness", "when", "data")
 
 
 @dataclass(frozen=True, eq=False)

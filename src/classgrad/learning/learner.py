@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from classgrad import networks, seeds
 from classgrad.benchmarks.transforms import Normalise
 from classgrad.checkpoints import Keeper, Lock
+from classgrad.checkpoints.errors import understood
 from classgrad.checkpoints.store import Store
 from classgrad.data.pictures import as_pictures
 from classgrad.errors import UserError, unknown
@@ -23,7 +24,7 @@ from classgrad.learning.judging import judged
 from classgrad.learning.leakage import Reference, take
 from classgrad.learning.learnt import LearntTask
 from classgrad.learning.predicting import KINDS, Prediction, predictions
-from classgrad.learning.room import LayerForecast, forecast
+from classgrad.learning.room import LayerForecast, forecast_all
 from classgrad.loop import Observer
 from classgrad.methods.base import Method
 from classgrad.methods.cgp import CGP
@@ -42,6 +43,10 @@ USUAL = Training.model_validate(
 )
 # Halfway between black and white, and a usual spread of photographs.
 MEAN, DEVIATION = 0.5, 0.25
+
+
+class SingleImage(UserWarning):
+    """Warns of a class with one image."""
 
 
 class Learner:
@@ -128,6 +133,7 @@ class Learner:
         classes: Sequence[str] | None = None,
         skip_bad: bool = False,
         keep_in: Path | str | None = None,
+        fresh: bool = False,
         keeper: Keeper | None = None,
         observer: Observer | None = None,
     ) -> LearntTask:
@@ -135,9 +141,12 @@ class Learner:
 
         Without `valid` a share of every class is kept apart for validation. With `keep_in` the
         learner is saved in that folder at the end and, now and then, on the way: the same call
-        after a crash goes on from there. A task that fails leaves the learner as it was before.
+        after a crash goes on from there, or returns at once if all was done; `fresh` starts a task
+        again instead. A task that fails leaves the learner as it was before.
         """
         task = self._task(name, train, valid, classes, skip_bad)
+        if task.id < len(self.tasks):
+            return self.tasks[task.id]
         if self.keeps_prototypes:
             warn_of_single_images(task)
         if keep_in is not None:
@@ -147,6 +156,8 @@ class Learner:
             with Lock(keep_in) if keep_in is not None else nullcontext():
                 if keep_in is not None:
                     state.refuse_overtaken(self, Path(keep_in))
+                if fresh and keeper is not None:
+                    keeper.clear()
                 learnt = self._learn(task, keeper, observer)
                 if keep_in is not None and keeper is not None:
                     state.save_locked(self, Path(keep_in))
@@ -164,13 +175,13 @@ class Learner:
         classes: Sequence[str] | None,
         skip_bad: bool,
     ) -> Task:
-        if any(task.name == name for task in self.tasks):
-            raise UserError(f"task '{name}' was learnt before: give the new one another name")
+        known = [task.name for task in self.tasks]
+        number = known.index(name) if name in known else len(known)
         split, names = as_split(train, classes, self.size, skip_bad)
         if len(set(names)) < len(names):
             raise UserError(f"task '{name}' has two classes of one name: give each its own")
         if valid is None:
-            chance = seeds.generator(self.seed, "valid", len(self.tasks))
+            chance = seeds.generator(self.seed, "valid", number)
             split, apart = divided(split, self.valid_fraction, chance)
         else:
             apart, _ = as_split(valid, names, self.size, skip_bad)
@@ -181,16 +192,20 @@ class Learner:
                 "give all the same"
             )
         self.input_shape = shape
+        if name in known and self.tasks[number].data != digest([split, apart]):
+            raise UserError(
+                f"task '{name}' was learnt before, from other data: give the new one another name"
+            )
         here = split.to(self.device), apart.to(self.device)
-        return Task(len(self.tasks), name, names, *here, self.transform)
+        return Task(number, name, names, *here, self.transform)
 
     def _learn(self, task: Task, keeper: Keeper | None, observer: Observer | None) -> LearntTask:
         began = time.perf_counter()
         self._learning = {"task": task.name, "data": digest([task.train, task.valid])}
         self.add_task(task.classes)
-        kept = keeper.load() if keeper else None
+        kept = state.unfinished(keeper, len(self.tasks)) if keeper else None
         if kept:
-            self._go_on(kept.state)
+            self._go_on(kept)
             self.method.continue_task(self.net, task)
         else:
             self.method.begin_task(self.net, task)
@@ -224,23 +239,22 @@ class Learner:
         """Return all that is needed to go on in the middle of a task."""
         return {
             **self._learning,
-            "tasks": len(self.tasks),
-            "training": self.training.model_dump(),
-            "method": self.method.state_dict(),
+            **state.circumstances(self),
+            "memory": self.method.state_dict(),
             "unfinished": unfinished,
         }
 
     def _go_on(self, kept: dict[str, Any]) -> None:
-        here = {**self._learning, "tasks": len(self.tasks), "training": self.training.model_dump()}
+        here = {**self._learning, **state.circumstances(self)}
         other = [name for name, value in here.items() if kept.get(name) != value]
         if other:
             raise UserError(
                 f"task '{kept.get('task')}' was cut short with another {other[0]}: give the same "
                 "again, or --fresh to start the task again"
             )
-        self.method.load_state_dict(kept["method"], self.net)
+        with understood(f"what is kept of task '{self._learning['task']}'"):
+            state.put_in(self, kept["memory"], kept["unfinished"]["net"])
         self.unfinished = kept["unfinished"]
-        self.net.load_state_dict(self.unfinished["net"])
 
     @torch.no_grad()
     def predict(
@@ -300,11 +314,7 @@ class Learner:
 
     def room(self) -> list[LayerForecast]:
         """Return how much of each layer is in use, and for how many classes the rest will do."""
-        classes = [len(task.class_names) for task in self.tasks]
-        return [
-            forecast(room.name, room.dimension, [t.ranks[room.name] for t in self.tasks], classes)
-            for room in self.method.room()
-        ]
+        return forecast_all({room.name: room.dimension for room in self.method.room()}, self.tasks)
 
     @torch.no_grad()
     def forget_class(self, task: str, name: str) -> dict[str, int]:
@@ -357,5 +367,6 @@ def warn_of_single_images(task: Task) -> None:
         warnings.warn(
             f"class '{alone[0]}' of task '{task.name}' has one image to learn from, and prototypes "
             "of one image can show it: give more, or leave prototypes out (prototypes=False)",
+            SingleImage,
             stacklevel=3,
         )

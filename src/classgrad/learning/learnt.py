@@ -1,18 +1,34 @@
 """What a learner knows of its tasks."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
 
 
-@dataclass
+@dataclass(config=ConfigDict(strict=True))
 class LearntTask:
     """What is known of a task that was learnt, beside weights and prototypes."""
 
     name: str
     class_names: list[str]
-    samples: list[int]  # of each class
-    sharpness: dict[str, float]  # 1 / temperature, by kind of prediction
+    samples: list[Count]  # of each class
+    sharpness: dict[str, Positive]  # 1 / temperature, by kind of prediction
     accuracy: float | None  # in per cent, on validation data when it was learnt; None without any
-    ranks: dict[str, int]  # directions in use in each layer after it
+    ranks: dict[str, Count]  # directions in use in each layer after it
     when: str  # date and time, UTC
-    seconds: float
+    seconds: Positive
+    data: str = ""  # digest of its training and validation data
     forgotten: list[str] = field(default_factory=list)  # classes no longer predicted
+
+    def __post_init__(self) -> None:
+        """Refuse what does not fit together, as a state may that others have written."""
+        names = set(self.class_names)
+        if not names or len(names) != len(self.class_names) or not names.issuperset(self.forgotten):
+            raise ValueError("the names of classes do not fit together")
+        if "confidence" not in self.sharpness or len(self.samples) != len(names):
+            raise ValueError(f"what is known of task '{self.name}' is not whole")

@@ -1,7 +1,9 @@
 """How much a learner can still learn: what is left of each layer, and for how many classes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from classgrad.learning.learnt import LearntTask
 
 RECENT = 3  # tasks behind a forecast
 
@@ -35,3 +37,12 @@ def forecast(
     taken, count = rank - start, sum(seen)
     left = (dimension - rank) * count // taken if taken > 0 else None
     return LayerForecast(name, dimension, rank, left)
+
+
+def forecast_all(dimensions: Mapping[str, int], tasks: Sequence[LearntTask]) -> list[LayerForecast]:
+    """Return the forecast of all layers, whose dimensions are given by name."""
+    classes = [len(task.class_names) for task in tasks]
+    return [
+        forecast(name, dimension, [task.ranks[name] for task in tasks], classes)
+        for name, dimension in dimensions.items()
+    ]

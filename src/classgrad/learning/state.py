@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from classgrad.checkpoints.errors import understood
-from classgrad.checkpoints.keeper import FOLDER
-from classgrad.checkpoints.store import Store
+from classgrad.checkpoints.keeper import FOLDER, Keeper
+from classgrad.checkpoints.store import Loaded, Store
 from classgrad.errors import UserError, unknown
 from classgrad.learning.learnt import LearntTask
+from classgrad.learning.predicting import KINDS
 from classgrad.methods import METHODS
 from classgrad.methods.base import Method
 from classgrad.training import Training
@@ -42,12 +43,37 @@ def taken(learner: "Learner") -> dict[str, Any]:
         "prototypes": [means.cpu().clone() for means in learner.prototypes],
         "net": None if net is None else {n: v.cpu().clone() for n, v in net.state_dict().items()},
         "memory": copy.deepcopy(learner.method.state_dict()),
+        # Known to the method already, but only with a network.
+        "dimensions": {room.name: room.dimension for room in learner.method.room()},
     }
+
+
+def circumstances(learner: "Learner") -> dict[str, Any]:
+    """Return what has to be the same when a task goes on that was cut short."""
+    return {
+        "network": learner.network,
+        "network_options": dict(learner.network_options),
+        "method": {"name": learner.method.name, **learner.method.model_dump()},
+        "training": learner.training.model_dump(),
+        "seed": learner.seed,
+        "tasks": len(learner.tasks),
+        "forgotten": [list(task.forgotten) for task in learner.tasks],
+    }
+
+
+def unfinished(keeper: Keeper, learnt: int) -> dict[str, Any] | None:
+    """Return what is kept of a task that was cut short after so many others were learnt.
+
+    A process that was killed right at the end of a task has left the state of its middle.
+    """
+    loaded = keeper.load()
+    return None if loaded is None or loaded.state.get("tasks", learnt) < learnt else loaded.state
 
 
 def put_back(learner: "Learner", state: dict[str, Any]) -> None:
     """Bring a learner with the settings of a state to that state."""
     learner.tasks = [LearntTask(**task) for task in state["tasks"]]
+    refuse_parts(learner, state)
     learner.prototypes = [means.to(learner.device) for means in state["prototypes"]]
     learner.input_shape = tuple(state["input_shape"])
     learner.unfinished = None
@@ -58,10 +84,25 @@ def put_back(learner: "Learner", state: dict[str, Any]) -> None:
     learner.embedding = state["embedding"]
     for task in learner.tasks:
         learner.add_task(len(task.class_names))
+    put_in(learner, state["memory"], state["net"])
+
+
+def put_in(learner: "Learner", memory: dict[str, Any], values: dict[str, Any]) -> None:
+    """Give a learner what its method keeps, and its weights."""
     # The method first: it gives layers their sizes.
-    learner.method.load_state_dict(state["memory"], learner.net)
-    refuse_other_layers(learner.net, state["net"])
-    learner.net.load_state_dict(state["net"])
+    learner.method.load_state_dict(memory, learner.net)
+    refuse_other_layers(learner.net, values)
+    learner.net.load_state_dict(values)
+
+
+def refuse_parts(learner: "Learner", state: dict[str, Any]) -> None:
+    """Refuse a state whose parts are not of the same tasks."""
+    kinds = KINDS if learner.keeps_prototypes else ["confidence"]
+    if any(task.sharpness.keys() != set(kinds) for task in learner.tasks):
+        raise ValueError("tasks are calibrated for other ways to predict")
+    shapes = [(len(task.class_names), state["embedding"]) for task in learner.tasks]
+    if learner.keeps_prototypes and [tuple(p.shape) for p in state["prototypes"]] != shapes:
+        raise ValueError("prototypes are not those of the tasks")
 
 
 def refuse_other_layers(net: nn.Module, values: dict[str, Any]) -> None:
@@ -107,18 +148,23 @@ def load(
 ) -> "Learner":
     """Return the learner saved in a folder."""
     store = Store(folder / FOLDER)
+    loaded = read(folder, store)
+    with understood(f"what is kept in '{folder}'"):
+        learner = rebuilt(kind, loaded.state, trunk, method, device)
+        learner.stores[folder.resolve()] = store
+        learner.warnings = loaded.warnings
+        put_back(learner, loaded.state)
+    return learner
+
+
+def read(folder: Path, store: Store) -> Loaded:
+    """Return what the store of a folder holds of a learner."""
     loaded = store.load()
     if loaded is None:
         raise UserError(f"'{folder}' holds no learner: give the folder it was saved in")
-    state = loaded.state
-    if state.get("kind") != KIND:
+    if loaded.state.get("kind") != KIND:
         raise UserError(f"'{folder}' holds the state of a run, not a learner")
-    with understood(f"what is kept in '{folder}'"):
-        learner = rebuilt(kind, state, trunk, method, device)
-        learner.stores[folder.resolve()] = store
-        learner.warnings = loaded.warnings
-        put_back(learner, state)
-    return learner
+    return loaded
 
 
 def rebuilt(
@@ -130,7 +176,9 @@ def rebuilt(
 ) -> "Learner":
     """Return a new learner with the settings of a state."""
     if state["network"] is None and trunk is None:
-        raise UserError("this learner has a trunk of your own: give it again, with trunk=")
+        raise UserError(
+            "this learner has a trunk of your own: give it again, with trunk= or --model"
+        )
     settings = dict(state["method"])
     name = settings.pop("name")
     if method is None:

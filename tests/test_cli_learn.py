@@ -1,0 +1,525 @@
+"""The command line of a learner: learn, predict, info, forget; stopped, killed, and misused."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from classgrad import Learner, cli
+from classgrad.loop import Loop
+from classgrad.networks.network import global_chance_kept
+from photos import kept, photos
+
+SRC = Path(__file__).parent.parent / "src"
+SMALL = ["--network", "mlp", "--size", "8", "--set", "contrast=0", "--set", "width=24"]
+QUICK = [*SMALL, "--set", "epochs=4", "--set", "batch_size=6", "--set", "learning_rate=0.1"]
+BIRDS = ["learn", "state", "--task", "birds", "--images", "birds", *QUICK]
+LONG = [word.replace("epochs=4", "epochs=150") for word in BIRDS]
+FISH = ["learn", "state", "--task", "fish", "--images", "fish"]
+
+
+def started(place, *words):
+    """Start a process of the command line in a folder."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "classgrad", *words],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def until_saved(process, place):
+    """Wait until a process has saved something in the middle of a task."""
+    end = time.monotonic() + 60
+    while not list(place.glob("state/learning/checkpoints/0*")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def one_line(err, *parts):
+    assert err.startswith("classgrad: ")
+    assert err.count("\n") == 1
+    for part in parts:
+        assert part in err
+
+
+def everything_in(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A folder with pictures of two tasks."""
+    photos(tmp_path / "birds", "crow", "wren", seed=1)
+    photos(tmp_path / "fish", "cod", "eel", "ray", seed=2)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def learnt_once(tmp_path_factory):
+    """The state of a learner of both tasks."""
+    place = tmp_path_factory.mktemp("learnt")
+    photos(place / "birds", "crow", "wren", seed=1)
+    photos(place / "fish", "cod", "eel", "ray", seed=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        for words in (BIRDS, FISH):
+            patch.setattr(sys, "argv", ["classgrad", *words])
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+            assert not ended.value.code
+    return place / "state"
+
+
+@pytest.fixture
+def learnt(learnt_once, place):
+    """A place with a learner of both tasks."""
+    shutil.copytree(learnt_once, place / "state")
+    return place
+
+
+@pytest.fixture
+def stopped(call, monkeypatch):
+    """Call the command line, which is asked to stop in a certain step."""
+
+    def run(number, *words):
+        step, seen = Loop.step, []
+
+        def stopping(self, *given):
+            seen.append(1)
+            if len(seen) == number:
+                signal.raise_signal(signal.SIGTERM)
+            return step(self, *given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Loop, "step", stopping)
+            code, _, err = call(*words)
+        assert code == 143
+        return err
+
+    return run
+
+
+def test_learning_says_what_came_of_it_and_saves(call, place):
+    code, out, err = call(*BIRDS)
+    assert (code, err) == (0, "")
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert lines["classes"] == "crow, wren"
+    assert lines["accuracy"] == "100.0 % on validation data"
+    assert "more classes, then layer fc" in lines["room"]
+    assert lines["saved"] == "state"
+    learner = Learner.load(place / "state")
+    assert (learner.network, learner.size, learner.seed) == ("mlp", 8, 1)
+    assert (learner.method.contrast, learner.training.epochs) == (0, 4)
+    assert learner.network_options["width"] == 24
+    assert sorted(path.name for path in (place / "state").iterdir()) == ["checkpoints"]
+
+
+def test_a_later_task_needs_no_settings_and_may_change_those_of_training(call, place):
+    call(*BIRDS)
+    code, _, err = call(*FISH, "--set", "epochs=2")
+    assert (code, err) == (0, "")
+    learner = Learner.load(place / "state")
+    assert [task.name for task in learner.tasks] == ["birds", "fish"]
+    assert learner.training.epochs == 2
+    assert learner.training.batch_size == 6
+    assert learner.method.contrast == 0
+
+
+def test_the_same_command_again_learns_nothing_and_says_so(call, learnt):
+    before = everything_in(learnt / "state")
+    code, out, _ = call(*BIRDS)
+    assert code == 0
+    assert "birds, learnt before from the same images" in out
+    assert everything_in(learnt / "state") == before
+
+
+def test_the_default_network_is_alexnet5(call, place):
+    words = ["learn", "state", "--task", "birds", "--images", "birds"]
+    code, _, err = call(*words, "--set", "contrast=0", "--set", "epochs=1")
+    assert (code, err) == (0, "")
+    learner = Learner.load(place / "state")
+    assert (learner.network, learner.size) == ("alexnet5", 32)
+    assert learner.method.name == "cgp"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_process_that_is_stopped_or_killed_goes_on_to_the_same_bits(number, call, place):
+    process = started(place, *LONG, "--save-steps", "40")
+    until_saved(process, place)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    if number == signal.SIGTERM:
+        assert process.returncode == 143
+        assert err == "classgrad: stopped; the same command goes on from here\n"
+        assert not (place / "state" / "lock.json").exists()
+    else:
+        assert process.returncode == -number
+    assert list(place.glob("state/learning/checkpoints/0*/manifest.json"))
+    code, out, err = call(*LONG)
+    assert (code, err) == (0, "")
+    assert "going on with task 'birds', which was cut short" in out
+    code, *_ = call("learn", "alone", *LONG[2:])
+    assert code == 0
+    assert kept(place / "state") == kept(place / "alone")
+
+
+def test_a_second_process_is_refused_and_the_first_goes_on(call, place):
+    process = started(place, *LONG, "--save-steps", "40")
+    until_saved(process, place)
+    process.send_signal(signal.SIGSTOP)  # it waits, so that it does not end too soon
+    for words in (LONG, [*LONG, "--fresh"]):
+        code, _, err = call(*words)
+        assert code == 2
+        one_line(err, f"'state' is in use by process {process.pid} on ")
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+
+
+def test_a_task_cut_short_is_dropped_only_when_that_is_asked_for(call, stopped, learnt):
+    photos(learnt / "bugs", "ant", "bee", seed=3)
+    bugs = ["learn", "state", "--task", "bugs", "--images", "bugs"]
+    err = stopped(3, *bugs)
+    one_line(err, "stopped; the same command goes on from here")
+    code, out, _ = call("info", "state", "--json")
+    assert (code, json.loads(out)["unfinished"]) == (0, "bugs")
+    photos(learnt / "pets", "cat", "dog", seed=4)
+    pets = ["learn", "state", "--task", "pets", "--images", "pets"]
+    for words, what in (
+        (pets, "task 'bugs' was cut short with another task"),
+        ([*bugs, "--set", "epochs=3"], "task 'bugs' was cut short with another training"),
+        (["forget", "state", "--task", "birds", "--class", "crow"], "task 'bugs' was cut short"),
+        ([*FISH, "--images", "pets", "--fresh"], "task 'fish' was learnt before, from other data"),
+    ):
+        before = everything_in(learnt / "state")
+        code, _, err = call(*words)
+        assert code == 2
+        one_line(err, what)
+        assert everything_in(learnt / "state") == before
+    code, out, _ = call(*pets, "--fresh")
+    assert code == 0
+    assert "going on" not in out
+    assert [task.name for task in Learner.load("state").tasks] == ["birds", "fish", "pets"]
+    assert not (learnt / "state" / "learning" / "checkpoints").exists()
+
+
+def test_a_first_task_cut_short_goes_on_with_the_same_settings_only(call, stopped, place):
+    stopped(3, *BIRDS)
+    for words, what in (
+        (["--set", "eta=0.5"], "method"),
+        (["--seed", "2"], "data"),  # other images are kept apart for validation
+        (["--set", "depth=3"], "network_options"),
+    ):
+        code, _, err = call(*BIRDS, *words)
+        assert code == 2
+        one_line(err, f"task 'birds' was cut short with another {what}: ")
+    code, out, _ = call(*BIRDS)
+    assert code == 0
+    assert "going on" in out
+
+
+def test_killed_right_at_the_end_it_has_learnt_and_goes_on_with_the_next(call, place, monkeypatch):
+    """What is left of the middle of a task that was finished is not gone on with."""
+    from classgrad.checkpoints import Keeper
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Keeper, "clear", lambda self: None)
+        assert call(*BIRDS, "--save-steps", "3")[0] == 0
+    assert list(place.glob("state/learning/checkpoints/0*"))
+    code, out, _ = call(*BIRDS)
+    assert code == 0
+    assert "learnt before" in out
+    assert call("info", "state", "--json")[1].count('"unfinished": null') == 1
+    shutil.copytree("state", "other")
+    assert call("forget", "other", "--task", "birds", "--class", "crow")[0] == 0
+    assert not (place / "other" / "learning" / "checkpoints").exists()  # it held the class
+    assert call(*FISH)[0] == 0
+    for words in (BIRDS, FISH):
+        call("learn", "alone", *words[2:])
+    assert kept(place / "state") == kept(place / "alone")
+
+
+def test_a_class_of_one_image_and_a_task_of_one_class_are_warned_of(call, place):
+    photos(place / "pets", "cat", count=1)
+    words = ["--task", "pets", "--images", "pets", *QUICK]
+    code, out, _ = call("learn", "state", *words)
+    assert code == 0
+    assert "class 'cat' has one image, and prototypes of one image can show it" in out
+    assert "'pets' holds one class" in out
+    assert "no validation data" in out
+    code, out, _ = call("learn", "other", *words, "--no-prototypes")
+    assert code == 0
+    assert "one image" not in out
+    assert not Learner.load("other").prototypes
+    code, _, err = call("predict", "other", "pets/cat", "--by", "prototypes")
+    assert code == 2
+    one_line(err, "keeps no prototypes")
+
+
+def test_unreadable_images_are_listed_and_left_out_only_when_asked_for(call, place):
+    (place / "birds" / "crow" / "bad.png").write_text("no image")
+    code, _, err = call(*BIRDS)
+    assert code == 2
+    one_line(err, "bad.png", "--skip-bad")
+    assert not (place / "state").exists()
+    code, out, _ = call(*BIRDS, "--skip-bad")
+    assert code == 0
+    assert "left out 'birds/crow/bad.png': cannot identify it" in out
+    code, _, err = call("predict", "state", "birds/crow")
+    assert code == 2
+    one_line(err, "bad.png", "--skip-bad")
+    code, out, err = call("predict", "state", "birds/crow", "--skip-bad", "--json")
+    assert code == 0
+    assert len(json.loads(out)) == 10
+    assert "left out 'birds/crow/bad.png'" in err
+    code, _, err = call("predict", "state", "birds/crow/bad.png", "--skip-bad")
+    assert code == 2
+    one_line(err, "no picture is left")
+
+
+def test_predictions_are_a_table_json_or_csv(call, learnt):
+    code, out, _ = call("predict", "state", "fish/eel", "birds/wren/00.png", "--task", "fish")
+    assert code == 0
+    assert out.count("fish/eel/") == 10
+    assert "│ eel   │ fish │ 0." in out
+    words = ["predict", "state", "fish/eel", "birds/wren/00.png", "--top", "3"]
+    found = json.loads(call(*words, "--json")[1])
+    assert [line["file"] for line in found][-2:] == ["fish/eel/09.png", "birds/wren/00.png"]
+    assert [len(line["classes"]) for line in found] == [3] * 11
+    expected = Learner.load("state").predict(["birds/wren/00.png"])[0].ranking[:3]
+    assert found[-1]["classes"] == [
+        {"class": one.name, "task": one.task, "probability": one.probability} for one in expected
+    ]
+    rows = list(csv.DictReader(io.StringIO(call(*words, "--csv")[1])))
+    assert len(rows) == 33
+    assert [(row["class"], row["task"]) for row in rows[-3:]] == [
+        (one.name, one.task) for one in expected
+    ]
+    assert float(rows[-1]["probability"]) == expected[-1].probability
+    assert call(*words, "--batch-size", "4")[0] == 0
+    found = json.loads(call("predict", "state", "fish/ray", "--by", "prototypes", "--json")[1])
+    assert [line["classes"][0]["class"] for line in found] == ["ray"] * 10
+
+
+def test_info_tells_tasks_room_memory_and_settings(call, learnt):
+    code, out, _ = call("info", "state")
+    assert code == 0
+    for part in ("birds", "fish", "fc1", "more classes", "on disk", "energy=0.97", "epochs=4"):
+        assert part in out
+    assert "mlp, images 8 x 8, seed 1" in out
+    found = json.loads(call("info", "state", "--json")[1])
+    learner = Learner.load("state")
+    assert [task["class_names"] for task in found["tasks"]] == [
+        ["crow", "wren"],
+        ["cod", "eel", "ray"],
+    ]
+    assert [layer["rank"] for layer in found["room"]] == [one.rank for one in learner.room()]
+    assert [layer["classes_left"] for layer in found["room"]] == [
+        one.classes_left for one in learner.room()
+    ]
+    weights = sum(value.nbytes for value in learner.net.state_dict().values())
+    assert found["bytes"]["weights"] == weights
+    assert found["bytes"]["method"] == learner.method.memory_bytes()
+    files = everything_in(learnt / "state").values()
+    assert found["bytes"]["disk"] == sum(map(len, files))
+
+
+def test_a_forgotten_class_is_in_no_state_any_more(call, learnt):
+    words = ["forget", "state", "--task", "fish", "--class", "eel"]
+    code, out, _ = call(*words)
+    assert code == 0
+    assert "class 'eel' of task 'fish' is predicted no longer" in out
+    assert "prototypes" in out
+    assert "no direction is freed: classes learnt later may need" in out
+    code, out, _ = call("predict", "state", "fish/eel", "--top", "9", "--json")
+    assert "eel" not in {one["class"] for line in json.loads(out) for one in line["classes"]}
+    assert "of fish: eel" in call("info", "state")[1]
+    states = sorted((learnt / "state" / "checkpoints").iterdir())
+    assert len(states) == 2
+    for state in states:
+        tasks = json.loads((state / "state.json").read_text())
+        assert '"forgotten":["eel"]' in json.dumps(tasks, separators=(",", ":"))
+    code, _, err = call(*words)
+    assert code == 2
+    one_line(err, "unknown class of task 'fish' 'eel'", "cod, ray")
+    for task, name in (("fish", "cod"), ("fish", "ray"), ("birds", "crow"), ("birds", "wren")):
+        assert call("forget", "state", "--task", task, "--class", name)[0] == 0
+    code, _, err = call("predict", "state", "fish/eel")
+    assert code == 2
+    one_line(err, "all classes that could be told are forgotten")
+
+
+MODEL = """
+from torch import nn
+width = {width}
+
+def trunk():
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, width), nn.ReLU())
+
+def text():
+    return "trunk"
+
+def broken():
+    raise RuntimeError("two" + chr(10) + "lines")
+"""
+
+
+def test_a_network_of_ones_own_is_found_from_where_one_is(call, place, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (place / "own_model.py").write_text(MODEL.format(width=16))
+    (place / "other_model.py").write_text(MODEL.format(width=17))
+    own = ["--model", "own_model:trunk"]
+    words = [word for word in BIRDS if word not in ("--network", "mlp", "--set", "width=24")]
+    words = [f"--set={word}" if "=" in word else word for word in words]
+    code, _, err = call(*words, *own)
+    assert (code, err) == (0, "")
+    before = everything_in(place / "state")
+    for model, what in (
+        ([], "with trunk= or --model"),
+        (["--model", "other_model:trunk"], "the trunk is not the one this learner was saved with"),
+        (["--model", "own_model"], "--model takes package.module:name"),
+        (["--model", "no_model:trunk"], "ModuleNotFoundError: No module named 'no_model'"),
+        (["--model", "own_model:tree"], "has no attribute 'tree'"),
+        (["--model", "own_model:text"], "makes a str"),
+        (["--model", "own_model:broken"], "RuntimeError: two lines"),
+    ):
+        for command in (
+            ["predict", "state", "birds/crow"],
+            FISH,
+            ["forget", "state", "--task", "birds", "--class", "crow"],
+        ):
+            code, _, err = call(*command, *model)
+            assert code == 2
+            one_line(err, what)
+    assert everything_in(place / "state") == before
+    code, out, _ = call("info", "state")
+    assert code == 0
+    assert "your own, images 8 x 8" in out
+    assert call(*FISH, *own)[0] == 0
+    code, out, _ = call("predict", "state", "birds/crow/00.png", "--task", "birds", *own)
+    assert code == 0
+    assert "crow" in out
+    # The weights it starts with are those of the seed.
+    for command in (words, FISH):
+        call("learn", "again", *command[2:], *own)
+    import own_model
+
+    with global_chance_kept():
+        assert kept("state", own_model.trunk()) == kept("again", own_model.trunk())
+
+
+CHANGES = {
+    "network": (["--network", "lenet5"], "was begun with mlp: leave out --network"),
+    "method": (["--method", "gpm"], "was begun with cgp: leave out --method"),
+    "size": (["--size", "16"], "was begun with 8: leave out --size"),
+    "seed": (["--seed", "2"], "was begun with 1: leave out --seed"),
+    "prototypes": (["--no-prototypes"], "was begun with prototypes"),
+    "setting": (["--set", "eta=0.5"], "was begun with similarity=0.7, not 0.5"),
+    "network option": (["--set", "width=30"], "was begun with width=24, not 30"),
+    "another network option": (["--set", "depth=3"], "was begun with depth=2, not 3"),
+    "model": (["--model", "collections:OrderedDict"], "makes a OrderedDict"),
+    "model for a network": (["--model", "torch.nn:ReLU"], "with network 'mlp': leave out --model"),
+    "unknown setting": (["--set", "etta=1"], "did you mean 'eta'?"),
+    "bad training": (["--set", "epochs=0"], "epochs must be greater than or equal to 1"),
+    "bad layer": (["--images", "birds", "--task", "birds", "--size", "0"], "size"),
+    "other images": (["--task", "birds"], "task 'birds' was learnt before, from other data"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_what_differs_from_the_state_is_refused(call, learnt, case):
+    words, message = CHANGES[case]
+    before = everything_in(learnt / "state")
+    photos(learnt / "bugs", "ant", "bee", seed=3)
+    code, _, err = call("learn", "state", "--task", "bugs", "--images", "bugs", *words)
+    assert code == 2
+    one_line(err, message)
+    assert everything_in(learnt / "state") == before
+
+
+WRONG = {
+    "no state to predict": (["predict", "nowhere", "birds"], "'nowhere' holds no learner"),
+    "no state to tell of": (["info", "nowhere"], "'nowhere' holds no learner"),
+    "no state to forget": (["forget", "nowhere", "--task", "a", "--class", "b"], "no learner"),
+    "no images": (["learn", "new", "--task", "a", "--images", "none"], "'none' is not a folder"),
+    "empty name": (["learn", "new", "--task", " ", "--images", "birds"], "--task is empty"),
+    "no task": (["learn", "new", "--images", "birds"], "--task"),
+    "pictures for a state": (["learn", "birds", *FISH[2:]], "'birds' holds 'crow'"),
+    "a file for a state": (["learn", "file", *FISH[2:]], "'file' is not a folder"),
+    "unknown network": (["learn", "new", *FISH[2:], "--network", "lenet"], "unknown network"),
+    "unknown method": (["learn", "new", *FISH[2:], "--method", "cgpp"], "unknown method"),
+    "method with samples": (["learn", "new", *FISH[2:], "--method", "er"], "er keeps samples"),
+    "two networks": (["learn", "new", *FISH[2:], *QUICK, "--model", "a:b"], "contradict"),
+    "small images": (["learn", "new", *FISH[2:], "--size", "8"], "needs images"),
+    "layer that is not": (["learn", "new", *FISH[2:], "--set", 'energy={"c": 1}'], "layer"),
+    "unknown task": (["predict", "state", "birds/crow", "--task", "bird"], "mean 'birds'"),
+    "unknown way": (["predict", "state", "birds/crow", "--by", "magic"], "magic"),
+    "no picture": (["predict", "state", "birds/crow/none.png"], "none.png"),
+    "folder of folders": (["predict", "state", "birds"], "folder among pictures"),
+    "two forms": (["predict", "state", "birds/crow", "--csv", "--json"], "contradict"),
+    "forget an unknown task": (["forget", "state", "--task", "x", "--class", "crow"], "task 'x'"),
+    "forget an unknown class": (["forget", "state", "--task", "birds", "--class", "x"], "'x'"),
+    "empty class": (["learn", "state", "--task", "a", "--images", "empty"], "holds no picture"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_one_line_code_2_nothing_written(call, learnt, case):
+    words, message = WRONG[case]
+    (learnt / "file").write_text("mine")
+    shutil.copytree(learnt / "birds", learnt / "empty")
+    (learnt / "empty" / "dodo").mkdir()
+    before = sorted(learnt.rglob("*")), everything_in(learnt)
+    code, _, err = call(*words)
+    assert code == 2
+    one_line(err, message)
+    assert (sorted(learnt.rglob("*")), everything_in(learnt)) == before
+
+
+def test_a_newer_state_and_that_of_a_run_are_refused(call, learnt, monkeypatch):
+    from classgrad.checkpoints import Keeper, schema
+
+    Keeper(learnt / "run").save({"plan": {}})
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "SCHEMA_VERSION", 99)
+        Keeper(learnt / "state").save({"kind": "learner"})
+    before = everything_in(learnt)
+    for folder, message in (("state", "has schema 99, newer than"), ("run", "the state of a run")):
+        for words in (
+            ["learn", folder, *FISH[2:]],
+            ["predict", folder, "birds/crow"],
+            ["info", folder],
+            ["forget", folder, "--task", "birds", "--class", "crow"],
+        ):
+            code, _, err = call(*words)
+            assert code == 2
+            one_line(err, message)
+    assert everything_in(learnt) == before
+
+
+def test_a_damaged_newest_state_is_told_of(call, learnt):
+    newest = max((learnt / "state" / "checkpoints").iterdir())
+    (newest / "state.json").write_text("{}")
+    for words in (["predict", "state", "birds/crow/00.png"], ["info", "state"], FISH):
+        code, out, err = call(*words)
+        assert code == 0
+        assert f"{newest.relative_to(learnt)}' is damaged" in out + err
+
+
+def test_every_command_has_help_with_an_example(call):
+    for command in ("learn", "predict", "info", "forget"):
+        code, out, _ = call(command, "--help")
+        assert code == 0
+        assert "Example" in out
