@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from classgrad import CGP, Learner, Split, Training
 from classgrad.benchmarks.digits import digits
 
-
 TASKS = {"0 or 1": (0, 1), "2 or 3": (2, 3)}
 
 
