@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from classgrad.capture import by_layer, sites, tap
 from classgrad.errors import UserError
@@ -192,6 +193,35 @@ class Halved(nn.Linear):
         return super().forward(input) / 2
 
 
+class Halving(nn.MultiheadAttention):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output, weights = super().forward(*args, **kwargs)
+        return output / 2, weights
+
+
+def parametrised(layer: nn.Module, name: str) -> nn.Module:
+    nn.utils.parametrize.register_parametrization(layer, name, nn.Tanh())
+    return layer
+
+
+def parametrised_attention(name: str) -> nn.Module:
+    layer = nn.MultiheadAttention(4, 2)
+    parametrised(layer.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
+    return layer
+
+
+def replaced_attention() -> nn.Module:
+    layer = nn.MultiheadAttention(4, 2)
+    layer.forward = lambda query, key, value: (query, None)
+    return named(look=layer)
+
+
+def tied_attention() -> nn.Module:
+    layer = nn.MultiheadAttention(4, 2, vdim=3)
+    layer.k_proj_weight = layer.q_proj_weight
+    return named(look=layer)
+
+
 def named(**layers: nn.Module) -> nn.Module:
     """Return a model with these layers, and a Linear one beside them."""
     return nn.Sequential(nn.ModuleDict({"plain": nn.Linear(3, 3), **layers}))
@@ -199,10 +229,29 @@ def named(**layers: nn.Module) -> nn.Module:
 
 REFUSED = {
     "shared weight": (Tied, ["'coder'", "'decoder'"]),
-    "attention": (lambda: named(look=nn.MultiheadAttention(4, 2)), ["'0.look'", "Multihead"]),
-    "transformer": (
+    "attention with a forward of its own": (
+        lambda: named(look=Halving(4, 2)),
+        ["'0.look'", "Halving", "nn.MultiheadAttention"],
+    ),
+    "parametrised attention": (
+        lambda: named(look=parametrised_attention("in_proj_weight")),
+        ["'0.look'", "computed"],
+    ),
+    "parametrised out-projection": (
+        lambda: named(look=parametrised_attention("out_proj.weight")),
+        ["'0.look'", "computed"],
+    ),
+    "attention with another forward": (
+        replaced_attention,
+        ["'0.look'", "its forward is not that of"],
+    ),
+    "attention with tied matrices": (
+        tied_attention,
+        ["'0.look[query]'", "'0.look[key]'", "share one weight"],
+    ),
+    "transformer with positions first": (
         lambda: named(block=nn.TransformerEncoderLayer(4, 2, 8)),
-        ["'0.block.self_attn'", "Multihead"],
+        ["'0.block'", "TransformerEncoderLayer", "batch_first=True"],
     ),
     "batch norm": (lambda: named(norm=nn.BatchNorm2d(3)), ["'0.norm'", "BatchNorm2d"]),
     "instance norm": (
@@ -213,6 +262,18 @@ REFUSED = {
     "prelu": (lambda: named(act=nn.PReLU()), ["'0.act.weight'", "PReLU"]),
     "loose parameter": (Loose, ["'gain'", "Loose"]),
     "recurrent": (lambda: named(memory=nn.GRU(3, 3)), ["'0.memory.weight_ih_l0'", "GRU"]),
+    "long memory": (lambda: named(memory=nn.LSTM(3, 3)), ["'0.memory.weight_ih_l0'", "LSTM"]),
+    "cell": (lambda: named(memory=nn.GRUCell(3, 3)), ["'0.memory.weight_ih'", "GRUCell"]),
+    "bilinear": (lambda: named(pair=nn.Bilinear(3, 3, 2)), ["'0.pair.weight'", "Bilinear"]),
+    "bag": (lambda: named(words=nn.EmbeddingBag(4, 3)), ["'0.words.weight'", "EmbeddingBag"]),
+    "parametrised bias": (
+        lambda: named(scaled=parametrised(nn.Linear(3, 3), "bias")),
+        ["'0.scaled.parametrizations.bias.original'"],
+    ),
+    "pruned": (
+        lambda: named(thin=prune.identity(nn.Linear(3, 3), "weight")),
+        ["'0.thin'", "computed"],
+    ),
     "transposed": (
         lambda: named(up=nn.ConvTranspose2d(3, 3, 2)),
         ["'0.up.weight'", "ConvTranspose2d"],
@@ -244,7 +305,18 @@ def test_what_cannot_be_protected_is_refused_by_name(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["attention", "embedding", "prelu", "recurrent", "transposed", "loose parameter"]
+    "kind",
+    [
+        "attention with a forward of its own",
+        "bilinear",
+        "embedding",
+        "loose parameter",
+        "parametrised",
+        "prelu",
+        "recurrent",
+        "transformer with positions first",
+        "transposed",
+    ],
 )
 def test_what_is_frozen_is_not_refused(kind: str) -> None:
     model = built(REFUSED[kind][0]).requires_grad_(False)

@@ -42,6 +42,7 @@ _HOMES = {
     "Training": "training",
     "UserError": "errors",
     "attach": "attached",
+    "leakage": "learning.leakage",
     "run": "runs",
 }
 _MODULES = ("benchmarks", "metrics", "networks", "recipes")

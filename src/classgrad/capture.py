@@ -2,34 +2,39 @@
 
 A site is a weight matrix W (o x d) with the rows x it is applied to: y = W x. A Linear layer or a
 convolution is one site; a convolution in g groups is g sites, because each group sees its own
-channels.
+channels; nn.MultiheadAttention is four, for queries, keys, values and what comes out.
 """
 
-import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional
 
-from classgrad import linalg
+from classgrad import attention, linalg
 from classgrad.errors import UserError
 from classgrad.networks.scaled import ScaledConv2d, ScaledLinear
+from classgrad.patches import lines_of, patches
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+LAYERS = (nn.Linear, *CONVOLUTIONS, nn.MultiheadAttention)
 # Scaled layers change their weight only where no later update reaches: plain to a guard.
-PLAIN = {kind.forward for kind in (nn.Linear, *CONVOLUTIONS, ScaledLinear, ScaledConv2d)}
+PLAIN = {kind.forward for kind in (*LAYERS, ScaledLinear, ScaledConv2d)}
+
+Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.MultiheadAttention
+Source = nn.Module | tuple[nn.Module, int]  # a layer, or a matrix of one that has several inputs
 
 
 @dataclass(frozen=True)
 class Site:
-    """One weight matrix of a model: rows `start` to `stop` of a layer's weight."""
+    """One weight matrix of a model: rows `start` to `stop` of a parameter of a layer."""
 
     name: str
-    layer: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+    layer: Layer
+    parameter: str
     group: int
     start: int
     stop: int
@@ -38,7 +43,13 @@ class Site:
     @property
     def weight(self) -> Tensor:
         """Return the parameter this site is a part of."""
-        return self.layer.weight
+        return self.layer.get_parameter(self.parameter)
+
+    @property
+    def source(self) -> Source:
+        """Return what the inputs of this site go by in `tap`."""
+        attends = isinstance(self.layer, nn.MultiheadAttention)
+        return (self.layer, self.group) if attends else self.layer
 
     def matrix(self, tensor: Tensor) -> Tensor:
         """View the part of a weight-shaped tensor that belongs to this site as (o x d)."""
@@ -46,7 +57,7 @@ class Site:
 
     def share(self, x: Tensor) -> Tensor:
         """Return the channels of an input of the layer that this site sees."""
-        if isinstance(self.layer, nn.Linear) or self.layer.groups == 1:
+        if not isinstance(self.layer, CONVOLUTIONS) or self.layer.groups == 1:
             return x
         width = self.layer.in_channels // self.layer.groups
         return x[:, self.group * width : (self.group + 1) * width]
@@ -56,9 +67,9 @@ class Site:
 
         Of a convolution's positions only every so many along each axis, from the first.
         """
-        if isinstance(self.layer, nn.Linear):
+        if not isinstance(self.layer, CONVOLUTIONS):
             return x.reshape(-1, x.shape[-1])
-        return _patches(self.layer, self.share(x), every)
+        return patches(self.layer, self.share(x), every)
 
     def gram(self, x: Tensor) -> Tensor:
         """Return C Cᵀ of the rows of an input (d x d, float64).
@@ -67,9 +78,9 @@ class Site:
         unfolded along all axes but the first.
         """
         layer = self.layer
-        if isinstance(layer, nn.Linear) or not layer.stride[0] == layer.dilation[0] == 1:
+        if not isinstance(layer, CONVOLUTIONS) or not layer.stride[0] == layer.dilation[0] == 1:
             return linalg.gram(self.rows(x))
-        lines, window = _lines(layer, self.share(x).double()), layer.kernel_size[0]
+        lines, window = lines_of(layer, self.share(x).double()), layer.kernel_size[0]
         if window == 1 or len(lines) < 2 * window - 1:
             return linalg.gram(self.rows(x))
         products = linalg.window_products(lines, window)
@@ -80,50 +91,66 @@ class Site:
 
 
 def sites(model: nn.Module) -> dict[str, Site]:
-    """List the trainable weight matrices by dotted name; a group of a convolution as `name[g]`.
+    """List the trainable weight matrices by dotted name.
+
+    A group of a convolution is `name[g]`; the matrices of nn.MultiheadAttention are `name[query]`,
+    `name[key]`, `name[value]` and `name.out_proj`.
 
     >>> [s.dimension for s in sites(nn.Sequential(nn.Conv2d(3, 8, 5), nn.Linear(7, 2))).values()]
     [75, 7]
     """
     found: dict[str, Site] = {}
-    owners: dict[int, str] = {}
+    owners: dict[tuple[int, int], str] = {}
+    inside = {m.out_proj for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     for name, layer in model.named_modules():
+        if not isinstance(layer, LAYERS) or layer in inside:
+            continue
         if not any(parameter.requires_grad for parameter in layer.parameters()):
             continue
-        if isinstance(layer, nn.MultiheadAttention):
-            raise UserError(
-                f"layer '{name}' (MultiheadAttention) hides the inputs of its weights: build it "
-                "from nn.Linear layers, or freeze it with requires_grad_(False)"
-            )
-        if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
-            continue
-        weight = layer.weight
-        if isinstance(weight, nn.UninitializedParameter):
-            raise UserError(
-                f"layer '{name}' ({type(layer).__name__}) has no size yet: run the model once first"
-            )
-        if not isinstance(weight, nn.Parameter) or type(layer).forward not in PLAIN:
+        for site in _sites_of(name, layer):
+            place = (id(site.weight), site.start)
+            if place in owners:
+                raise UserError(
+                    f"layers '{owners[place]}' and '{site.name}' share one weight: use one module "
+                    "twice, so that its inputs are seen together"
+                )
+            owners[place] = site.name
+            found[site.name] = site
+    return found
+
+
+def _sites_of(name: str, layer: Layer) -> Iterator[Site]:
+    """Yield the trainable weight matrices of one layer; refuse those that cannot be protected."""
+    for group, (end, parameter, start, stop) in enumerate(_matrices(name, layer)):
+        weight = attrgetter(parameter)(layer)
+        if not isinstance(weight, nn.Parameter) or not _is_plain(layer):
             raise UserError(
                 f"layer '{name}' ({type(layer).__name__}) cannot be protected: its weight is "
-                "computed, or its forward is not that of nn.Linear or nn.Conv; use a plain layer, "
-                "or freeze it with requires_grad_(False)"
+                "computed, or its forward is not that of nn.Linear, nn.Conv or "
+                "nn.MultiheadAttention; use a plain layer, or freeze it with requires_grad_(False)"
             )
-        if not weight.requires_grad:
-            continue
-        groups = 1 if isinstance(layer, nn.Linear) else layer.groups
-        if id(weight) in owners:
-            raise UserError(
-                f"layers '{owners[id(weight)]}' and '{name}' share one weight: use one module "
-                "twice, so that its inputs are seen together"
-            )
-        owners[id(weight)] = name
-        height = weight.shape[0] // groups
-        for group in range(groups):
-            label = name if groups == 1 else f"{name}[{group}]"
-            found[label] = Site(
-                label, layer, group, group * height, (group + 1) * height, weight[0].numel()
-            )
-    return found
+        if weight.requires_grad:
+            yield Site(name + end, layer, parameter, group, start, stop, weight[0].numel())
+
+
+def _matrices(name: str, layer: Layer) -> list[tuple[str, str, int, int]]:
+    """Say where each matrix is: end of its name, parameter, its first row and the one after it."""
+    if isinstance(layer, nn.MultiheadAttention):
+        return attention.matrices(layer)
+    if isinstance(layer.weight, nn.UninitializedParameter):
+        raise UserError(
+            f"layer '{name}' ({type(layer).__name__}) has no size yet: run the model once first"
+        )
+    if isinstance(layer, nn.Linear) or layer.groups == 1:
+        return [("", "weight", 0, len(layer.weight))]
+    height = len(layer.weight) // layer.groups
+    return [(f"[{g}]", "weight", g * height, (g + 1) * height) for g in range(layer.groups)]
+
+
+def _is_plain(layer: Layer) -> bool:
+    # A guard gives Linear layers a forward of their own, and says so itself if it finds one.
+    own = "forward" in vars(layer) and not isinstance(layer, nn.Linear)
+    return type(layer).forward in PLAIN and not own
 
 
 def by_layer(value: Any, names: Iterable[str]) -> dict[str, Any]:
@@ -156,61 +183,27 @@ def by_layer(value: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 @contextmanager
-def tap(watched: Iterable[Site]) -> Iterator[dict[nn.Module, list[Tensor]]]:
-    """Record the inputs of the layers of these sites while the block runs.
+def tap(watched: Iterable[Site]) -> Iterator[dict[Source, list[Tensor]]]:
+    """Record the inputs of these sites' layers while the block runs.
 
-    Yields a dict, layer -> the inputs of its calls, oldest first; clear it between batches.
+    Yields a dict, `Site.source` -> the inputs of its calls, oldest first; clear it between batches.
     Inputs are copied when the layer is entered, so a later in-place operation cannot change them.
     The hooks are gone when the block ends, however it ends.
     """
-    seen: dict[nn.Module, list[Tensor]] = {}
+    seen: dict[Source, list[Tensor]] = {}
 
     def record(layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        x = args[0] if args else kwargs["input"]
-        seen.setdefault(layer, []).append(x.detach().clone())
+        keep(layer, args[0] if args else kwargs["input"])
 
-    layers = {site.layer for site in watched}
-    handles = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]
-    try:
+    def keep(source: Source, x: Tensor) -> None:
+        seen.setdefault(source, []).append(x.detach().clone())
+
+    with ExitStack() as stack:
+        stack.enter_context(attention.every_layer_called())
+        for layer in {site.layer for site in watched}:
+            if isinstance(layer, nn.MultiheadAttention):
+                stack.enter_context(attention.opened(layer, keep))
+            else:
+                handle = layer.register_forward_pre_hook(record, with_kwargs=True)
+                stack.callback(handle.remove)
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _patches(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, every: int = 1) -> Tensor:
-    """Unfold (n, C, *size) into a convolution's patches (n * positions, C * kernel)."""
-    x = _unfolded(layer, x, range(len(layer.kernel_size)), every)
-    # (n, C, *positions, *kernel) -> (n, *positions, C, *kernel)
-    axes = len(layer.kernel_size)
-    order = [0, *range(2, 2 + axes), 1, *range(2 + axes, 2 + 2 * axes)]
-    return x.permute(order).reshape(-1, x.shape[1] * math.prod(layer.kernel_size))
-
-
-def _lines(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
-    """Unfold (n, C, h, *size) along all axes but the first (h, n * positions, C * kernel)."""
-    x = _unfolded(layer, x, range(1, len(layer.kernel_size)))
-    axes = len(layer.kernel_size)
-    # (n, C, h, *positions, *kernel) -> (h, n, *positions, C, *kernel)
-    order = [2, 0, *range(3, 2 + axes), 1, *range(2 + axes, 1 + 2 * axes)]
-    return x.permute(order).reshape(x.shape[2], -1, x.shape[1] * math.prod(layer.kernel_size[1:]))
-
-
-def _unfolded(
-    layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, axes: Iterable[int], every: int = 1
-) -> Tensor:
-    """Pad (n, C, *size) as a convolution does, and unfold some axes: positions, last the kernel."""
-    kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
-    margins: list[int] = []  # last dimension first, before and after, as functional.pad wants them
-    for axis in reversed(range(len(kernel))):
-        if not isinstance(layer.padding, str):
-            margins += [layer.padding[axis]] * 2
-        else:
-            total = dilation[axis] * (kernel[axis] - 1) if layer.padding == "same" else 0
-            margins += [total // 2, total - total // 2]
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    x = functional.pad(x, margins, mode=mode)
-    for axis in axes:
-        span = dilation[axis] * (kernel[axis] - 1) + 1
-        x = x.unfold(2 + axis, span, stride[axis] * every)[..., :: dilation[axis]]
-    return x

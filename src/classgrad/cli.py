@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from classgrad import cli_data
+from classgrad import cli_data, cli_export
 from classgrad.cli_words import make_plans, parse_seeds, parse_settings
 from classgrad.errors import Stopped, UserError
 
@@ -34,6 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cli_data.app, name="data")
+app.command(epilog=cli_export.EXAMPLES)(cli_export.export)
 
 
 @app.command(

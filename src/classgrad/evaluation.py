@@ -112,7 +112,8 @@ def class_means(net: Network, task: Task) -> Tensor:
     ]
     some = torch.cat(kept).sort().values
     split = Split(task.train.images[some], task.train.labels[some])
-    sums = torch.zeros(task.classes, net.embedding, dtype=next(net.parameters()).dtype)
+    like = next(net.parameters())
+    sums = torch.zeros(task.classes, net.embedding, dtype=like.dtype, device=like.device)
     for index, x in inputs(net, split, task.transform):
         features = functional.normalize(net.embed(x, task.id), dim=1)
         sums.index_add_(0, split.labels[index], features)

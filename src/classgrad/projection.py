@@ -26,11 +26,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from classgrad.capture import CONVOLUTIONS, Site, sites
+from classgrad.capture import Site, sites
 from classgrad.errors import UserError
 from classgrad.memory.subspace import Subspace
-from classgrad.networks.layers import NORMALISATIONS, TaskBatchNorm
 from classgrad.networks.scaled import ScaledLinear
+from classgrad.refusals import refuse_unprotectable
 from classgrad.sides import Side
 from classgrad.updates import FreeUpdates
 
@@ -81,7 +81,7 @@ class Projector:
         refuse_unprotectable(model)
         self._sides: dict[str, Side] = {}
         self._frozen: list[nn.Parameter] = []
-        self._before: dict[nn.Module, Tensor] = {}
+        self._before: dict[Tensor, Tensor] = {}  # by weight
         self._updates = FreeUpdates()
         self._patched: list[nn.Module] = []
 
@@ -169,8 +169,8 @@ class Projector:
 
     def keep_weights(self) -> None:
         """Keep the weights, so that `after_step` projects the update."""
-        layers = {self.sites[name].layer for name in self._sides}
-        self._before = {layer: layer.weight.detach().clone() for layer in layers}
+        weights = {self.sites[name].weight for name in self._sides}
+        self._before = {weight: weight.detach().clone() for weight in weights}
 
     def after_step(self) -> None:
         """Project what the optimiser did where its update can leave the free directions."""
@@ -178,7 +178,7 @@ class Projector:
             site = self.sites[name]
             weight = site.weight.detach()
             with exact(weight):
-                start = site.matrix(self._before[site.layer])
+                start = site.matrix(self._before[site.weight])
                 _write(site, weight, start + side.free(site.matrix(weight) - start))
         self._before = {}
 
@@ -214,26 +214,6 @@ class Projector:
 
         first = args[:1] if args and args[0] is optimizer else ()
         return (*first, closure), {}
-
-
-def refuse_unprotectable(model: nn.Module) -> None:
-    """Refuse, by name, every trainable layer whose old answers could not be kept."""
-    for name, module in model.named_modules():
-        if isinstance(module, NORMALISATIONS) and getattr(module, "track_running_stats", False):
-            raise UserError(
-                f"layer '{name}' ({type(module).__name__}) keeps running statistics that every new "
-                "task would move: use classgrad.networks.TaskBatchNorm, which has its own for each "
-                "task, or track_running_stats=False"
-            )
-        if isinstance(module, (nn.Linear, *CONVOLUTIONS, *NORMALISATIONS, TaskBatchNorm)):
-            continue
-        for label, parameter in module.named_parameters(recurse=False):
-            if parameter.requires_grad:
-                where = f"{name}.{label}" if name else label
-                raise UserError(
-                    f"parameter '{where}' of a {type(module).__name__} cannot be protected: freeze "
-                    "it with requires_grad_(False), or build that part from Linear and Conv layers"
-                )
 
 
 class FreeForward:

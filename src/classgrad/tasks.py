@@ -45,6 +45,10 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def to(self, device: torch.device | str) -> "Split":
+        """Return the same on a device."""
+        return Split(self.images.to(device), self.labels.to(device))
+
     def unit_images(self, index: Tensor | slice, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return some of the images as floats in [0, 1]."""
         chosen = self.images[index]
@@ -165,7 +169,7 @@ def digest(splits: Iterable[Split]) -> str:
     for split in splits:
         for part in (split.images, split.labels):
             found.update(repr((part.dtype, tuple(part.shape))).encode())
-            found.update(part.contiguous().numpy().reshape(-1).view("uint8").data)
+            found.update(part.contiguous().cpu().numpy().reshape(-1).view("uint8").data)
     return found.hexdigest()
 
 

@@ -66,6 +66,7 @@ def test_every_kind_of_image_is_read_as_colour(photos):
     [
         (lambda p: (p / "b" / "grey" / "x.png").write_bytes(b"no image"), "x.png' is not an image"),
         (lambda p: (p / "b" / "empty").mkdir(), "empty' holds no picture"),
+        (lambda p: picture(p / "b" / "one" / "x.png", "red"), "one' holds 1 image.* at least 2"),
         (lambda p: (p / "c").mkdir(), "c' holds no folder"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The files of a checkpoint, with checksums that are right, and the lock of a run."""
+"""The files of a checkpoint, with checksums that are right, the lock of a run, and references."""
 
 import dataclasses
 import hashlib
@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from socket import gethostname
 
+import torch
+
 from classgrad.checkpoints import Keeper, Lock
 from classgrad.checkpoints.files import MANIFEST, STATE, TENSORS
 from classgrad.checkpoints.manifest import Entry, Manifest, parse_manifest
+from classgrad.learning.leakage import Reference
 from classgrad.loop import Loop
 from classgrad.methods import GPM
 from classgrad.plan import Plan, make_plan
@@ -55,8 +58,8 @@ def _read(folder: Path) -> None:
             _loop(run).load_state_dict(run.unfinished)
 
 
-def _read_signed(folder: Path) -> None:
-    """Do so after the manifest was made to fit, so that it is not the checksum that refuses."""
+def sign(folder: Path) -> None:
+    """Make the manifest fit the files, so that it is not the checksum that refuses."""
     place = folder / "checkpoints" / "000001"
     entries = {}
     for name in (STATE, TENSORS):
@@ -64,6 +67,11 @@ def _read_signed(folder: Path) -> None:
         entries[name] = Entry(len(content), hashlib.sha256(content).hexdigest())
     old = parse_manifest((place / MANIFEST).read_bytes())
     (place / MANIFEST).write_bytes(dataclasses.replace(old, files=entries).to_json())
+
+
+def _read_signed(folder: Path) -> None:
+    """Take a run up from files that were changed after they were saved."""
+    sign(folder)
     _read(folder)
 
 
@@ -97,9 +105,17 @@ def _changed_locks(sound: bytes) -> Strategy:
     return changed(json.loads(sound)).map(as_json)
 
 
+def _make_reference(folder: Path) -> Path:
+    path = folder / "reference.safetensors"
+    identity = {"class_names": ["a", "b"], "samples": [3, 3], "when": "", "sharpness": {"x": 1.0}}
+    Reference(torch.ones(2, 3), torch.ones(2, 2), "task", identity).save(path)
+    return path
+
+
 TARGETS = (
     Target("manifest", lambda f: _make(f, MANIFEST), _read, _changed_manifests),
     Target("state", lambda f: _make(f, STATE), _read_signed, _changed_states),
     Target("tensors", lambda f: _make(f, TENSORS), _read_signed),
     Target("lock", _make_lock, _take_lock, _changed_locks),
+    Target("reference", _make_reference, lambda f: Reference.load(f / "reference.safetensors")),
 )

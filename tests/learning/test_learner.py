@@ -250,7 +250,7 @@ def test_another_trunk_or_method_than_that_of_the_state_is_refused(learner, tmp_
     with pytest.raises(UserError, match="trunk=") as error:
         Learner.load(tmp_path)
     wider = built(lambda: nn.Sequential(nn.Linear(6, 41), nn.ReLU(), nn.Linear(41, 20), nn.ReLU()))
-    with pytest.raises(UserError, match="'trunk.0.weight' is of shape"):
+    with pytest.raises(UserError, match=r"'trunk\.0\.weight' is of shape"):
         Learner.load(tmp_path, trunk=wider)
     deeper = built(lambda: nn.Sequential(*trunk(), nn.Linear(20, 20)))
     with pytest.raises(UserError, match=r"trunk\.4"):
@@ -290,6 +290,30 @@ def test_the_state_holds_no_training_image(learner, tmp_path):
                 cosines = nn.functional.normalize(flat.double(), dim=1) @ x.T
                 assert cosines.max() < 1 - 1e-6
     assert "image" not in json.dumps([task.samples for task in learner.tasks])
+
+
+def test_a_class_of_one_image_is_warned_of_and_prototypes_can_be_left_out(tmp_path):
+    x, y = points(1)
+    few = (torch.cat([x[::2], x[1:2]]), torch.cat([y[::2], y[1:2]]))
+    with pytest.warns(UserWarning, match="class '1' of task 'one' has one image"):
+        small().learn("one", few)
+    with pytest.raises(UserError, match="similarity=1"):
+        small(prototypes=False)
+    plain = Learner(trunk(), CGP(contrast=0, similarity=1), training=QUICK, prototypes=False)
+    plain.learn("one", few)
+    plain.learn("two", points(2))
+    plain.save(tmp_path)
+    again = Learner.load(tmp_path, trunk=trunk())
+    assert named(again.predict(points(2)[0][:2], task="two")) == [("0", "two"), ("1", "two")]
+    with pytest.raises(UserError, match="keeps no prototypes"):
+        again.predict(x, by="prototypes")
+    from safetensors.torch import load_file
+
+    (path,) = sorted(tmp_path.rglob("tensors.safetensors"))[-1:]
+    one = x[1] / x[1].norm()
+    for values in load_file(path).values():
+        if values.dim() == 2 and values.shape[1] == 6:
+            assert (nn.functional.normalize(values.float(), dim=1) @ one).max() < 1 - 1e-4
 
 
 def test_methods_that_keep_samples_are_refused():

@@ -61,21 +61,17 @@ def from_files(
     kept: list[int] = []
     bad: list[Skipped] = []
     Image.init()  # loads what Pillow needs, which threads should not do at the same time
-    pool = ThreadPoolExecutor(THREADS)
-    # Around all threads: they share the filters of warnings.
-    with _without_warnings():
-        try:
-            for row, found in enumerate(pool.map(lambda file: _attempt(file, size), files)):
-                if isinstance(found, str):
-                    bad.append((files[row], found))
-                else:
-                    images[len(kept)] = found
-                    kept.append(row)
-                if progress is not None:
-                    progress(row + 1, len(files))
-        finally:
-            # Whoever stops it does not wait for files that were not begun.
-            pool.shutdown(cancel_futures=True)
+    # Warnings are seen to around all threads, which share one setting. When the loop is left early,
+    # `map` drops the files that were not begun.
+    with _without_warnings(), ThreadPoolExecutor(THREADS) as pool:
+        for row, found in enumerate(pool.map(lambda file: _attempt(file, size), files)):
+            if isinstance(found, str):
+                bad.append((files[row], found))
+            else:
+                images[len(kept)] = found
+                kept.append(row)
+            if progress is not None:
+                progress(row + 1, len(files))
     return images[: len(kept)], kept, bad
 
 

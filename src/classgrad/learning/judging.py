@@ -30,7 +30,7 @@ def judged(learner: "Learner", task: Task, seconds: float) -> LearntTask:
     return LearntTask(
         name=task.name,
         class_names=list(task.class_names),
-        samples=torch.bincount(task.train.labels, minlength=task.classes).tolist(),
+        samples=torch.bincount(task.train.labels.cpu(), minlength=task.classes).tolist(),
         sharpness=sharpness,
         accuracy=accuracy,
         ranks={room.name: room.rank for room in learner.method.room()},

@@ -2,6 +2,7 @@
 
 import copy
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,6 +20,7 @@ from classgrad.errors import UserError, unknown
 from classgrad.learning import state
 from classgrad.learning.given import Data, as_split, divided
 from classgrad.learning.judging import judged
+from classgrad.learning.leakage import Reference, take
 from classgrad.learning.learnt import LearntTask
 from classgrad.learning.predicting import KINDS, Prediction, predictions
 from classgrad.learning.room import LayerForecast, forecast
@@ -34,6 +36,10 @@ from classgrad.training import Training
 LEARNING = "learning"  # folder of a task that is not finished, below that of the state
 # Batch statistics would make a prediction depend on its batch.
 STORED = {"norm": "stored", "affine": "task"}
+# For tasks of a few hundred images.
+USUAL = Training.model_validate(
+    {"epochs": 30, "batch_size": 32, "learning_rate": 0.01, "momentum": 0.9, "nesterov": True}
+)
 # Halfway between black and white, and a usual spread of photographs.
 MEAN, DEVIATION = 0.5, 0.25
 
@@ -45,9 +51,9 @@ class Learner:
     classgrad, for pictures of `size` x `size`. Pictures are read in [0, 1] and normalised to zero
     mean and unit deviation, roughly; other inputs go to the trunk as they are.
 
-    >>> from classgrad import GPM, Learner, Training
+    >>> from classgrad import GPM, Learner
     >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
-    >>> learner = Learner(nn.Linear(4, 8), GPM(), training=Training(epochs=5))
+    >>> learner = Learner(nn.Linear(4, 8), GPM())
     >>> learnt = learner.learn("sign", (x, (x[:, 0] > 0).long()), classes=["minus", "plus"])
     >>> learner.predict(torch.tensor([5.0, 0, 0, 0]))[0].name
     'plus'
@@ -66,6 +72,7 @@ class Learner:
         valid_fraction: float = 0.1,
         prototypes: bool = True,
         seed: int = 1,
+        device: torch.device | str = "cpu",
     ) -> None:
         if (trunk is None) == (network is None):
             raise UserError("give a trunk of your own or the name of a network, one of both")
@@ -75,14 +82,20 @@ class Learner:
                 f"{self.method.name} keeps samples or needs all tasks in advance: a learner takes "
                 "methods that do not, such as cgp"
             )
+        if not prototypes and isinstance(self.method, CGP) and self.method.similarity < 1:
+            raise UserError(
+                "base refining keeps means of the inputs of every class, the first layer's too: "
+                "without prototypes give cgp similarity=1"
+            )
         self.network, self.network_options = network, dict(network_options or {})
         if network is not None:
             self.network_options = {**STORED, **self.network_options}
             networks.options(network, **self.network_options)  # refuses what is not there
         self.trunk = None if trunk is None else adapted(trunk)
         self.embedding, self.size = embedding, size
-        self.training = training or Training.model_validate({})
+        self.training = training or USUAL
         self.valid_fraction, self.keeps_prototypes, self.seed = valid_fraction, prototypes, seed
+        self.device = torch.device(device)
         self.input_shape: tuple[int, ...] = ()  # of one input, known from the first task on
         self.tasks: list[LearntTask] = []
         self.prototypes: list[Tensor] = []
@@ -125,6 +138,8 @@ class Learner:
         after a crash goes on from there. A task that fails leaves the learner as it was before.
         """
         task = self._task(name, train, valid, classes, skip_bad)
+        if self.keeps_prototypes:
+            warn_of_single_images(task)
         if keep_in is not None:
             keeper = keeper or Keeper(Path(keep_in) / LEARNING)
         before = state.taken(self)
@@ -166,7 +181,8 @@ class Learner:
                 "give all the same"
             )
         self.input_shape = shape
-        return Task(len(self.tasks), name, names, split, apart, self.transform)
+        here = split.to(self.device), apart.to(self.device)
+        return Task(len(self.tasks), name, names, *here, self.transform)
 
     def _learn(self, task: Task, keeper: Keeper | None, observer: Observer | None) -> LearntTask:
         began = time.perf_counter()
@@ -201,7 +217,7 @@ class Learner:
             net = Network(
                 trunk, self.embedding or width_of(trunk, self.input_shape), seed=self.seed
             )
-        net.add_task(classes)
+        net.to(self.device).add_task(classes)
         self._net = self.method.wrap(net, (), self.seed)
 
     def taken(self, unfinished: dict[str, Any]) -> dict[str, Any]:
@@ -264,9 +280,16 @@ class Learner:
                 f"images of shape {tuple(images.shape)} are not of {self.input_shape}, one or "
                 "several"
             )
-        split = Split(images, torch.zeros(len(images), dtype=torch.int64))
+        split = Split(images, torch.zeros(len(images), dtype=torch.int64)).to(self.device)
         dtype = next(self.net.parameters()).dtype
         return self.transform(split.unit_images(slice(None), dtype))
+
+    def reference(self, images: Any, task: str) -> Reference:
+        """Take down what is said to images of a task now, for `leakage` later.
+
+        It holds the images, and is yours to keep: it is no part of what `save` saves.
+        """
+        return take(self, images, task)
 
     def number(self, task: str) -> int:
         """Return the number of a task, 0 the first."""
@@ -312,10 +335,27 @@ class Learner:
 
     @classmethod
     def load(
-        cls, folder: Path | str, trunk: nn.Module | None = None, method: Method | None = None
+        cls,
+        folder: Path | str,
+        trunk: nn.Module | None = None,
+        method: Method | None = None,
+        *,
+        device: torch.device | str = "cpu",
     ) -> "Learner":
         """Return the learner saved in a folder; a trunk of your own has to be given again.
 
         So has a method of your own.
         """
-        return state.load(cls, Path(folder), trunk, method)
+        return state.load(cls, Path(folder), trunk, method, device)
+
+
+def warn_of_single_images(task: Task) -> None:
+    """Warn of classes whose prototypes, means over a class, are those of one image."""
+    counts = torch.bincount(task.train.labels.cpu(), minlength=task.classes).tolist()
+    alone = [name for name, count in zip(task.class_names, counts, strict=True) if count == 1]
+    if alone:
+        warnings.warn(
+            f"class '{alone[0]}' of task '{task.name}' has one image to learn from, and prototypes "
+            "of one image can show it: give more, or leave prototypes out (prototypes=False)",
+            stacklevel=3,
+        )

@@ -65,7 +65,7 @@ def calibrated(scores: Tensor, labels: Tensor) -> float:
     """
     if not len(labels):
         return 1.0
-    scores = scores.double()
+    scores, labels = scores.cpu().double(), labels.cpu()
 
     def cost(sharpness: float) -> float:
         doubt = 1 / (len(labels) + 2)
@@ -99,7 +99,7 @@ KINDS: dict[str, Scores] = {"confidence": scores_by_head, "prototypes": scores_b
 
 def probabilities(scores: Tensor, sharpness: float, forgotten: list[int]) -> Tensor:
     """Return softmax(scores / T) over the classes that are not forgotten."""
-    scores = scores.double() * sharpness
+    scores = scores.cpu().double() * sharpness
     scores[:, forgotten] = -torch.inf
     return scores.softmax(1)
 

@@ -1,9 +1,11 @@
 """A learner on disk: tensors in safetensors, all else in JSON, as `docs/state.md` describes."""
 
+import copy
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from classgrad.checkpoints.errors import understood
@@ -37,16 +39,16 @@ def taken(learner: "Learner") -> dict[str, Any]:
         "keeps_prototypes": learner.keeps_prototypes,
         "seed": learner.seed,
         "tasks": [asdict(task) for task in learner.tasks],
-        "prototypes": [means.clone() for means in learner.prototypes],
-        "net": None if net is None else {n: v.clone() for n, v in net.state_dict().items()},
-        "memory": learner.method.state_dict(),
+        "prototypes": [means.cpu().clone() for means in learner.prototypes],
+        "net": None if net is None else {n: v.cpu().clone() for n, v in net.state_dict().items()},
+        "memory": copy.deepcopy(learner.method.state_dict()),
     }
 
 
 def put_back(learner: "Learner", state: dict[str, Any]) -> None:
     """Bring a learner with the settings of a state to that state."""
     learner.tasks = [LearntTask(**task) for task in state["tasks"]]
-    learner.prototypes = list(state["prototypes"])
+    learner.prototypes = [means.to(learner.device) for means in state["prototypes"]]
     learner.input_shape = tuple(state["input_shape"])
     learner.unfinished = None
     learner.method = learner.method.replace()
@@ -97,7 +99,11 @@ def save_locked(learner: "Learner", folder: Path) -> None:
 
 
 def load(
-    kind: type["Learner"], folder: Path, trunk: nn.Module | None, method: Method | None
+    kind: type["Learner"],
+    folder: Path,
+    trunk: nn.Module | None,
+    method: Method | None,
+    device: torch.device | str,
 ) -> "Learner":
     """Return the learner saved in a folder."""
     store = Store(folder / FOLDER)
@@ -108,7 +114,7 @@ def load(
     if state.get("kind") != KIND:
         raise UserError(f"'{folder}' holds the state of a run, not a learner")
     with understood(f"what is kept in '{folder}'"):
-        learner = rebuilt(kind, state, trunk, method)
+        learner = rebuilt(kind, state, trunk, method, device)
         learner.stores[folder.resolve()] = store
         learner.warnings = loaded.warnings
         put_back(learner, state)
@@ -116,7 +122,11 @@ def load(
 
 
 def rebuilt(
-    kind: type["Learner"], state: dict[str, Any], trunk: nn.Module | None, method: Method | None
+    kind: type["Learner"],
+    state: dict[str, Any],
+    trunk: nn.Module | None,
+    method: Method | None,
+    device: torch.device | str,
 ) -> "Learner":
     """Return a new learner with the settings of a state."""
     if state["network"] is None and trunk is None:
@@ -140,4 +150,5 @@ def rebuilt(
         valid_fraction=state["valid_fraction"],
         prototypes=state["keeps_prototypes"],
         seed=state["seed"],
+        device=device,
     )

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from classgrad.capture import Site, tap
+from classgrad.capture import Site, Source, tap
 from classgrad.errors import UserError
 from classgrad.memory.representation import Representation
+from classgrad.refusals import refuse_bypassed
 
 Forward = Callable[[Tensor], Tensor]
 Batches = Iterable[tuple[Tensor, Tensor]]
@@ -78,6 +80,10 @@ def collect(
             if missed:
                 gather.only = missed
                 gather.run(forward, batches(), False)
+            # An attention layer uses its out-projection without calling it.
+            called |= {m.out_proj for m in called if isinstance(m, nn.MultiheadAttention)}
+            if gather.last is not None:
+                refuse_bypassed(model, partial(forward, gather.last), called)
     finally:
         for hook in hooks:
             hook.remove()
@@ -98,7 +104,7 @@ class _Gather:
         self,
         sites: Mapping[str, Site],
         samples: Mapping[str, int],
-        seen: dict[nn.Module, list[Tensor]],
+        seen: dict[Source, list[Tensor]],
         wanted: set[int] | None,
         pool: bool,
     ) -> None:
@@ -111,6 +117,7 @@ class _Gather:
         self.labels: set[int] = set()  # every label seen, of classes wanted or not
         self.only = None if pool else wanted
         self.waiting = 0  # how many numbers of all classes are not yet in representations
+        self.last: Tensor | None = None  # the last batch
 
     def run(self, forward: Forward, batches: Batches, correct_only: bool) -> None:
         for x, y in batches:
@@ -120,10 +127,12 @@ class _Gather:
                     f"labels of shape {tuple(y.shape)} and type {y.dtype} for {len(x)} samples: "
                     "give one whole number for each"
                 )
-            output = forward(x)
+            output, self.last, y = forward(x), x, y.cpu()
             self._check_inputs(len(y))
             self.labels.update(y.unique().tolist())
-            right = output.argmax(1) == y if correct_only else torch.ones_like(y, dtype=torch.bool)
+            right = torch.ones_like(y, dtype=torch.bool)
+            if correct_only:
+                right = output.argmax(1).cpu() == y
             label = torch.zeros_like(y) if self.pool else y
             for value in label.unique().tolist():
                 if self.only is None or value in self.only:
@@ -139,9 +148,10 @@ class _Gather:
     def _add(self, entry: ClassInputs, index: Tensor) -> None:
         for name, site in self.sites.items():
             chosen = index[: max(0, self.samples[name] - entry.count)]
-            if not len(chosen) or site.layer not in self.seen:
+            if not len(chosen) or site.source not in self.seen:
                 continue
-            inputs = [x[chosen] for x in self.seen[site.layer]]
+            # On the CPU whatever the model is on: not every device computes in double precision.
+            inputs = [x[chosen.to(x.device)].cpu() for x in self.seen[site.source]]
             waiting = entry.waiting.setdefault(name, [])
             if waiting and shapes(waiting[-1]) != shapes(inputs):
                 self._settle(entry, name)
@@ -191,7 +201,7 @@ class _Gather:
 
     def _check_inputs(self, count: int) -> None:
         for name, site in self.sites.items():
-            for x in self.seen.get(site.layer, []):
+            for x in self.seen.get(site.source, []):
                 if not x.isfinite().all():
                     raise UserError(f"layer '{name}' saw an input that is not a finite number")
                 if len(x) != count:

@@ -74,7 +74,8 @@ def per_sample_sums(
     """
     matrices: dict[nn.Module, list[Site]] = {}
     for site in sites(model).values():
-        matrices.setdefault(site.layer, []).append(site)
+        if not isinstance(site.layer, nn.MultiheadAttention):  # which `_names` refuses
+            matrices.setdefault(site.layer, []).append(site)
     names = _names(model, matrices)
     with torch.enable_grad(), _watched(names) as seen:
         scalars = run()
@@ -145,7 +146,7 @@ def _of_weights(matrices: list[Site], calls: Calls, measure: Measure) -> dict[st
     """Return the sums for the weight of a Linear layer or a convolution, and for its bias."""
     layer = matrices[0].layer
     weight = torch.cat([_of_matrix(site, calls, measure) for site in matrices])
-    found = {"weight": weight.view(layer.weight.shape)}
+    found = {"weight": weight.view(matrices[0].weight.shape)}
     if layer.bias is not None:
         shifts = [_positions(layer, g).sum(1) for _, g in calls]
         found["bias"] = measure(_added(shifts)).sum(0)

@@ -15,7 +15,7 @@ concatenated and decomposed together; later, only S and prototypes of old classe
 - `official`: what the released CIFAR-100 script does, relative to the group's directions
 - `gpm`: no classes: one pooled matrix per task
 
-η = 1 switches refining off: plain CGP.
+η = 1 switches refining off: plain CGP, which keeps no prototypes.
 
 Contrast.  L = L_ce + λ L_con, where L_con pulls the embedding of an image to that of its AugMix
 copy and pushes it from all others in the batch, at temperature μ.
@@ -105,20 +105,24 @@ class CGP(Budgeted):
                 self._grow_later(name, seen, groups)
         return collected
 
+    def _prototype(self, c: ClassInputs, name: str) -> Tensor:
+        """Return the prototype of a class at a layer: an empty one where refining is off."""
+        return torch.zeros(0) if self.similarity >= 1 else c.prototype(name)
+
     def _grow_pooled(self, name: str, classes: list[ClassInputs], groups: Groups) -> None:
         pooled = Representation.pooled([c.representations[name] for c in classes])
         chosen = selection.plain(self._subspaces[name].basis, pooled, self.thresholds()[name])
         group = groups.open()
         for c in classes:
-            groups.join(group, c.prototype(name), 1.0)
+            groups.join(group, self._prototype(c, name), 1.0)
         groups.gain(group, chosen.stored + self.add(name, chosen.new))
 
     def _grow_first(self, name: str, classes: list[ClassInputs], groups: Groups) -> None:
         """First task: group the classes, then one decomposition for each group's pooled inputs."""
         members: dict[int, list[Representation]] = {}
         for c in classes:
-            group, cosine = groups.find(c.prototype(name), self.similarity)
-            groups.join(group, c.prototype(name), cosine)
+            group, cosine = groups.find(self._prototype(c, name), self.similarity)
+            groups.join(group, self._prototype(c, name), cosine)
             members.setdefault(group, []).append(c.representations[name])
         for group, parts in members.items():
             basis, pooled = self._subspaces[name].basis, Representation.pooled(parts)
@@ -131,14 +135,14 @@ class CGP(Budgeted):
         for c in classes:
             basis, own = self._subspaces[name].basis, c.representations[name]
             known = len(groups)
-            group, cosine = groups.find(c.prototype(name), self.similarity)
+            group, cosine = groups.find(self._prototype(c, name), self.similarity)
             if group == known:
                 chosen = selection.plain(basis, own, epsilon)
             elif self.rule == "official":
                 chosen = selection.official(basis, own, epsilon, groups.columns[group])
             else:
                 chosen = getattr(selection, self.rule)(basis, own, epsilon)
-            groups.join(group, c.prototype(name), cosine)
+            groups.join(group, self._prototype(c, name), cosine)
             groups.gain(group, chosen.stored + self.add(name, chosen.new))
 
     def forget_class(self, number: int) -> None:

@@ -38,7 +38,7 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
-from classgrad.capture import by_layer, tap
+from classgrad.capture import Source, by_layer, tap
 from classgrad.errors import UserError
 from classgrad.memory.shrinking import Shrinking, mean_rows, shrunk
 from classgrad.methods.base import LayerRoom, Method, Step
@@ -143,11 +143,11 @@ class OWM(Method):
         self._frozen = self.projector.beside_weights(net.protected().modules())
         self.projector.guard(self._sides, self._frozen)
 
-    def _learn(self, seen: dict[nn.Module, list[Tensor]], share: float, mean_of: int) -> None:
+    def _learn(self, seen: dict[Source, list[Tensor]], share: float, mean_of: int) -> None:
         """Update P of every layer that ran; `share` is λ."""
         last = by_layer(self.damping, self.projector.sites)
         for name, site in self.projector.sites.items():
-            for x in seen.get(site.layer, []):
+            for x in seen.get(site.source, []):
                 rows = mean_rows(site, x, mean_of, self.patch_stride)
                 if not rows.isfinite().all():
                     raise UserError(f"layer '{name}' saw an input that is not a finite number")

@@ -141,8 +141,9 @@ class Dropout(nn.Module):
 
     def kept(self, x: Tensor) -> Tensor:
         """Draw which values stay."""
-        draws = torch.empty((x.numel() + 7) // 8, dtype=torch.int64, device=x.device)
+        # On the CPU, where the generators are: the same draws on every device.
+        draws = torch.empty((x.numel() + 7) // 8, dtype=torch.int64)
         draws.random_(-(2**63), None, generator=self.generator)
-        kept = draws.view(torch.uint8)[: x.numel()].ge(round(self.share * 256))
+        kept = draws.view(torch.uint8)[: x.numel()].to(x.device).ge(round(self.share * 256))
         like = torch.empty_like(x)  # for its layout, so that both lie in memory in the same order
         return kept.as_strided(x.shape, like.stride())
