@@ -5,7 +5,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from classgrad import CGP, Learner, Training
+from classgrad import CGP, Learner, Training, leakage
+from classgrad.learning.leakage import Reference
 
 # Tasks, their classes, and the colour of each.
 TASKS = {
@@ -46,12 +47,16 @@ def main() -> None:
     learner.learn("fruit", "pictures/fruit", keep_in="state")
     for one in learner.predict(["new/fruit/lime/0.png", "new/fruit/tomato/0.png"]):
         print(f"{one.name}, {one.probability:.2f}")
+    learner.reference("new/fruit/tomato", "fruit").save("tomatoes.safetensors")
 
     learner = Learner.load("state")  # next month, in another process
     learner.learn("more fruit", "pictures/more fruit", keep_in="state")
-    for name in ("fruit/lime", "fruit/tomato", "more fruit/banana", "more fruit/plum"):
-        found = learner.predict(f"new/{name}", by="prototypes")
-        print(f"5 new pictures of a {name}: {', '.join(one.name for one in found)}")
+    for folder in ("fruit/lime", "fruit/tomato", "more fruit/banana", "more fruit/plum"):
+        found = learner.predict(f"new/{folder}", by="prototypes")
+        print(f"new/{folder}: {', '.join(one.name for one in found)}")
+    for layer in learner.room():
+        print(f"layer {layer.name}: {layer.rank} of {layer.dimension} directions in use")
+    print(leakage(learner, Reference.load("tomatoes.safetensors")))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """docs/state.md names all that a state holds, and what it says about images is so."""
 
 import re
+import warnings
 from dataclasses import fields
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from checkpoints.states import same
-from classgrad import CGP, GPM, Learner, Training
+from classgrad import CGP, GPM, Learner, Training, UserError
 from classgrad.checkpoints import Keeper
 from classgrad.learning.learnt import LearntTask
 from classgrad.learning.state import taken
@@ -37,7 +38,9 @@ def learnt(method, images, **values):
     """Return a learner of one task with a class for each image."""
     trunk = built(lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 8))).float()
     learner = Learner(trunk, method, training=QUICK, **values)
-    learner.learn("one", (images, list(range(len(images)))))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "class .* has one image to learn from")
+        learner.learn("one", (images, list(range(len(images)))))
     return learner
 
 
@@ -111,11 +114,15 @@ def test_the_state_of_every_method_is_read_so(name):
     assert same(space["state"], taken(Learner.load(DATA / "0.1.0" / name)))
 
 
-def test_of_a_class_with_one_image_cgp_keeps_that_image_and_gpm_keeps_no_prototype(images):
-    for method in (CGP(contrast=0), CGP(contrast=0, similarity=1)):
-        groups = learnt(method, images).method.state_dict()["groups"]
-        assert torch.allclose(groups["1"]["prototypes"].double(), seen(images), atol=1e-5)
+def test_of_a_class_with_one_image_cgp_keeps_that_image_unless_refining_is_off(images):
+    groups = learnt(CGP(contrast=0), images).method.state_dict()["groups"]
+    assert torch.allclose(groups["1"]["prototypes"].double(), seen(images), atol=1e-5)
+    plain = CGP(contrast=0, similarity=1)
+    groups = learnt(plain, images, prototypes=False).method.state_dict()["groups"]
+    assert groups["1"]["prototypes"].numel() == 0
     assert "groups" not in learnt(GPM(), images).method.state_dict()
+    with pytest.raises(UserError, match="similarity=1"):
+        learnt(CGP(contrast=0), images, prototypes=False)
 
 
 def test_of_a_task_with_one_image_the_basis_is_that_image(images):
