@@ -44,7 +44,7 @@ def taken(learner: "Learner") -> dict[str, Any]:
         "net": None if net is None else {n: v.cpu().clone() for n, v in net.state_dict().items()},
         "memory": copy.deepcopy(learner.method.state_dict()),
         # Known to the method already, but only with a network.
-        "dimensions": {room.name: room.dimension for room in learner.method.room()},
+        "dimensions": {r.name: r.dimension for r in (learner.method.room() if net else [])},
     }
 
 
@@ -100,8 +100,8 @@ def refuse_parts(learner: "Learner", state: dict[str, Any]) -> None:
     kinds = KINDS if learner.keeps_prototypes else ["confidence"]
     if any(task.sharpness.keys() != set(kinds) for task in learner.tasks):
         raise ValueError("tasks are calibrated for other ways to predict")
-    shapes = [(len(task.class_names), state["embedding"]) for task in learner.tasks]
-    if learner.keeps_prototypes and [tuple(p.shape) for p in state["prototypes"]] != shapes:
+    counts = [len(task.class_names) for task in learner.tasks]
+    if learner.keeps_prototypes and [len(means) for means in state["prototypes"]] != counts:
         raise ValueError("prototypes are not those of the tasks")
 
 
