@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from checkpoints.states import same
 from classgrad import CGP, GPM, Learner, Training, UserError
 from classgrad.checkpoints import Keeper
 from classgrad.checkpoints.keeper import FOLDER
@@ -20,6 +19,7 @@ from classgrad.learning.state import taken
 from classgrad.methods import METHODS
 from learning.stored_states import DATA, made, points
 from oracles.models import built
+from states import same
 
 PAGE = (Path(__file__).parents[2] / "docs" / "state.md").read_text()
 QUICK = Training(epochs=2, batch_size=8, learning_rate=0.1)

@@ -307,7 +307,7 @@ def test_a_memory_that_leaves_a_task_one_exemplar_is_refused_with_batch_norm():
     parts = [blobs(1, classes=classes, seed=classes) for classes in (3, 1)]
     tasks = [replace(of[0], id=number) for number, of in enumerate(parts)]
     stream = TaskStream("odd", tasks, [of.test(0) for of in parts])
-    with pytest.raises(UserError, match=r"memory=7 leaves a task of 'odd' .* at least 8"):
+    with pytest.raises(UserError, match=r"memory=7 leaves a task with .* at least 8"):
         Run(make_plan(stream, "icarl", values={"memory": 7, "batch_norm": True}), stream)
     Run(make_plan(stream, "icarl", values={"memory": 8, "batch_norm": True}), stream)
     Run(make_plan(stream, "icarl", values={"memory": 7}), stream)
