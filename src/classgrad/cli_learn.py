@@ -76,7 +76,8 @@ def learn(
 
     from classgrad.checkpoints import Keeper
     from classgrad.cli_info import tell_learnt
-    from classgrad.learning.learner import LEARNING, SingleImage
+    from classgrad.learning.learner import LEARNING
+    from classgrad.learning.teaching import SingleImage
 
     if not task.strip():
         raise UserError("--task is empty: give the task a name")

@@ -1,8 +1,6 @@
 """A learner: your network, your images, new classes whenever they come, predictions in between."""
 
 import copy
-import time
-import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,27 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from classgrad import networks, seeds
+from classgrad import networks
 from classgrad.benchmarks.transforms import Normalise
 from classgrad.checkpoints import Keeper, Lock
-from classgrad.checkpoints.errors import understood
 from classgrad.checkpoints.store import Store
 from classgrad.data.pictures import as_pictures
 from classgrad.errors import UserError, unknown
 from classgrad.learning import state
-from classgrad.learning.given import Data, as_split, divided
-from classgrad.learning.judging import judged
+from classgrad.learning.given import Data
 from classgrad.learning.leakage import Reference, take
 from classgrad.learning.learnt import LearntTask
 from classgrad.learning.predicting import KINDS, Prediction, predictions
 from classgrad.learning.room import LayerForecast, forecast_all
+from classgrad.learning.teaching import task_from, teach, warn_of_single_images
 from classgrad.loop import Observer
 from classgrad.methods.base import Method
 from classgrad.methods.cgp import CGP
 from classgrad.networks.adapted import adapted, width_of
 from classgrad.networks.network import Network
-from classgrad.rounds import fits
-from classgrad.tasks import Split, Task, Transform, digest, unchanged
+from classgrad.tasks import Split, Transform, unchanged
 from classgrad.training import Training
 
 LEARNING = "learning"  # folder of a task that is not finished, below that of the state
@@ -43,10 +39,6 @@ USUAL = Training.model_validate(
 )
 # Halfway between black and white, and a usual spread of photographs.
 MEAN, DEVIATION = 0.5, 0.25
-
-
-class SingleImage(UserWarning):
-    """Warns of a class with one image."""
 
 
 class Learner:
@@ -108,7 +100,7 @@ class Learner:
         self._net: Network | None = None
         self.stores: dict[Path, Store] = {}  # where this learner was loaded from or saved
         self.warnings: tuple[str, ...] = ()  # what was odd when it was loaded
-        self._learning: dict[str, str] = {}  # name and digest of the task at hand
+        self.learning: dict[str, str] = {}  # name and digest of the task at hand
 
     @property
     def net(self) -> Network:
@@ -144,7 +136,7 @@ class Learner:
         after a crash goes on from there, or returns at once if all was done; `fresh` starts a task
         again instead. A task that fails leaves the learner as it was before.
         """
-        task = self._task(name, train, valid, classes, skip_bad)
+        task = task_from(self, name, train, valid, classes, skip_bad)
         if task.id < len(self.tasks):
             return self.tasks[task.id]
         if self.keeps_prototypes:
@@ -158,7 +150,7 @@ class Learner:
                     state.refuse_overtaken(self, Path(keep_in))
                 if fresh and keeper is not None:
                     keeper.clear()
-                learnt = self._learn(task, keeper, observer)
+                learnt = teach(self, task, keeper, observer)
                 if keep_in is not None and keeper is not None:
                     state.save_locked(self, Path(keep_in))
                     keeper.clear()
@@ -166,58 +158,6 @@ class Learner:
             state.put_back(self, before)
             raise
         return learnt
-
-    def _task(
-        self,
-        name: str,
-        train: Data,
-        valid: Data | None,
-        classes: Sequence[str] | None,
-        skip_bad: bool,
-    ) -> Task:
-        known = [task.name for task in self.tasks]
-        number = known.index(name) if name in known else len(known)
-        split, names = as_split(train, classes, self.size, skip_bad)
-        if len(set(names)) < len(names):
-            raise UserError(f"task '{name}' has two classes of one name: give each its own")
-        if valid is None:
-            chance = seeds.generator(self.seed, "valid", number)
-            split, apart = divided(split, self.valid_fraction, chance)
-        else:
-            apart, _ = as_split(valid, names, self.size, skip_bad)
-        shape = tuple(split.images.shape[1:])
-        if self.tasks and shape != self.input_shape:
-            raise UserError(
-                f"images of task '{name}' have shape {shape}, those before {self.input_shape}: "
-                "give all the same"
-            )
-        self.input_shape = shape
-        if name in known and self.tasks[number].data != digest([split, apart]):
-            raise UserError(
-                f"task '{name}' was learnt before, from other data: give the new one another name"
-            )
-        here = split.to(self.device), apart.to(self.device)
-        return Task(number, name, names, *here, self.transform)
-
-    def _learn(self, task: Task, keeper: Keeper | None, observer: Observer | None) -> LearntTask:
-        began = time.perf_counter()
-        self._learning = {"task": task.name, "data": digest([task.train, task.valid])}
-        self.add_task(task.classes)
-        kept = state.unfinished(keeper, len(self.tasks)) if keeper else None
-        if kept:
-            self._go_on(kept)
-            self.method.continue_task(self.net, task)
-        else:
-            self.method.begin_task(self.net, task)
-        try:
-            rounds = self.method.rounds(task)
-            fit = fits(self, self.training, self.seed, rounds, observer, keeper)
-            self.method.fit_task(self.net, task, fit)
-            self.method.end_task(self.net, task, seeds.generator(self.seed, "samples", task.id))
-        finally:
-            self.method.close()
-        self.tasks.append(judged(self, task, time.perf_counter() - began))
-        return self.tasks[-1]
 
     def add_task(self, classes: int) -> None:
         """Give the network what the next task owns; the first task makes the network."""
@@ -238,23 +178,11 @@ class Learner:
     def taken(self, unfinished: dict[str, Any]) -> dict[str, Any]:
         """Return all that is needed to go on in the middle of a task."""
         return {
-            **self._learning,
+            **self.learning,
             **state.circumstances(self),
             "memory": self.method.state_dict(),
             "unfinished": unfinished,
         }
-
-    def _go_on(self, kept: dict[str, Any]) -> None:
-        here = {**self._learning, **state.circumstances(self)}
-        other = [name for name, value in here.items() if kept.get(name) != value]
-        if other:
-            raise UserError(
-                f"task '{kept.get('task')}' was cut short with another {other[0]}: give the same "
-                "again, or --fresh to start the task again"
-            )
-        with understood(f"what is kept of task '{self._learning['task']}'"):
-            state.put_in(self, kept["memory"], kept["unfinished"]["net"])
-        self.unfinished = kept["unfinished"]
 
     @torch.no_grad()
     def predict(
@@ -357,16 +285,3 @@ class Learner:
         So has a method of your own.
         """
         return state.load(cls, Path(folder), trunk, method, device)
-
-
-def warn_of_single_images(task: Task) -> None:
-    """Warn of classes whose prototypes, means over a class, are those of one image."""
-    counts = torch.bincount(task.train.labels.cpu(), minlength=task.classes).tolist()
-    alone = [name for name, count in zip(task.class_names, counts, strict=True) if count == 1]
-    if alone:
-        warnings.warn(
-            f"class '{alone[0]}' of task '{task.name}' has one image to learn from, and prototypes "
-            "of one image can show it: give more, or leave prototypes out (prototypes=False)",
-            SingleImage,
-            stacklevel=3,
-        )
