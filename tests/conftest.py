@@ -1,11 +1,13 @@
 """What all tests share."""
 
+import signal
 import sys
 
 import pytest
 import torch
 
 from classgrad import cli
+from classgrad.loop import Loop
 
 
 @pytest.fixture(autouse=True)
@@ -28,5 +30,27 @@ def call(monkeypatch, capsys, tmp_path):
             cli.main()
         streams = capsys.readouterr()
         return ended.value.code or 0, streams.out, streams.err
+
+    return run
+
+
+@pytest.fixture
+def stopped(call, monkeypatch):
+    """Call the command line, which is asked to stop in a certain step."""
+
+    def run(number, *words):
+        step, seen = Loop.step, []
+
+        def stopping(self, *given):
+            seen.append(1)
+            if len(seen) == number:
+                signal.raise_signal(signal.SIGTERM)
+            return step(self, *given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Loop, "step", stopping)
+            code, _, err = call(*words)
+        assert code == 143
+        return err
 
     return run

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from classgrad import Learner, cli
-from classgrad.loop import Loop
 from classgrad.networks.network import global_chance_kept
 from photos import kept, photos
 
@@ -87,28 +86,6 @@ def learnt(learnt_once, place):
     """A place with a learner of both tasks."""
     shutil.copytree(learnt_once, place / "state")
     return place
-
-
-@pytest.fixture
-def stopped(call, monkeypatch):
-    """Call the command line, which is asked to stop in a certain step."""
-
-    def run(number, *words):
-        step, seen = Loop.step, []
-
-        def stopping(self, *given):
-            seen.append(1)
-            if len(seen) == number:
-                signal.raise_signal(signal.SIGTERM)
-            return step(self, *given)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Loop, "step", stopping)
-            code, _, err = call(*words)
-        assert code == 143
-        return err
-
-    return run
 
 
 def test_learning_says_what_came_of_it_and_saves(call, place):

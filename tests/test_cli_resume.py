@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from classgrad.loop import Loop
-
 SRC = Path(__file__).parent.parent / "src"
 SMALL = ["--set", "tasks=2", "--set", "train_per_class=10", "--set", "batch_size=10"]
 GPM = ["run", "split-digits", "--method", "gpm", *SMALL]
@@ -68,28 +66,6 @@ def alone(tmp_path_factory):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     return record_in(folder_in(place / "runs"))
-
-
-@pytest.fixture
-def stopped(call, monkeypatch):
-    """Call the command line, which is asked to stop in a certain step."""
-
-    def run(number, *words):
-        step, seen = Loop.step, []
-
-        def stopping(self, *given):
-            seen.append(1)
-            if len(seen) == number:
-                signal.raise_signal(signal.SIGTERM)
-            return step(self, *given)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Loop, "step", stopping)
-            code, _, err = call(*words)
-        assert code == 143
-        return err
-
-    return run
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
