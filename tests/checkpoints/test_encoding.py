@@ -7,12 +7,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, load_file
-from states import content, example, same
 
 from classgrad.checkpoints import BadCheckpoint
 from classgrad.checkpoints.encoding import DEEPEST, decode, encode
 from classgrad.checkpoints.manifest import parse_json
 from classgrad.checkpoints.tensors import DTYPES, file_pieces, from_file, restore
+from states import content, example, same
 
 
 @st.composite
@@ -302,3 +302,11 @@ def test_any_bytes_are_read_as_tensors_or_refused(data):
     except BadCheckpoint as error:
         message = str(error)
     assert "\n" not in message
+
+
+def test_what_a_reader_says_of_a_bad_header_is_one_plain_line():
+    header = '{"0":{"dtype":"I\ufeff","shape":[1],"data_offsets":[0,4]}}'.encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(4)
+    with pytest.raises(BadCheckpoint, match="not a safetensors file") as error:
+        from_file(content)
+    assert str(error.value).isprintable()

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from states import example, same
 
 from classgrad import UserError, __version__
 from classgrad.checkpoints import BadCheckpoint, Store, files, schema
 from classgrad.checkpoints.manifest import Manifest, parse_manifest
+from states import example, same
 
 DATA = Path(__file__).parent / "data"
 FILES = ["manifest.json", "state.json", "tensors.safetensors"]

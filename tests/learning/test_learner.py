@@ -337,3 +337,18 @@ def test_finetuning_forgets_what_cgp_keeps(learner):
         return ((now - fresh.net.eval()(x, 0)).norm() / now.norm()).item()
 
     assert moved(learner) < 0.25 * moved(plain)
+
+
+def test_a_state_whose_parts_do_not_fit_is_refused_in_one_line(learner):
+    from classgrad.checkpoints.errors import understood
+    from classgrad.learning.state import put_back, taken
+
+    for name, value in (
+        ("input_shape", [0]),
+        ("prototypes", []),
+        ("tasks", [{"name": "one"}]),
+        ("tasks", [{**taken(learner)["tasks"][0], "sharpness": {}}]),
+    ):
+        with pytest.raises(UserError, match="does not fit") as error, understood("it"):
+            put_back(small(), {**taken(learner), name: value})
+        assert str(error.value).isprintable()

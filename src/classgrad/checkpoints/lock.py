@@ -13,7 +13,7 @@ from types import TracebackType
 from classgrad.checkpoints.errors import BadCheckpoint
 from classgrad.checkpoints.files import make_folder
 from classgrad.checkpoints.manifest import parse_json
-from classgrad.errors import UserError
+from classgrad.errors import UserError, shown
 
 try:
     import fcntl
@@ -136,7 +136,8 @@ class Lock:
         if not owner.runs_here():
             remedy = f"if that process is gone, remove '{self.path}'"
         return UserError(
-            f"'{self.folder}' is in use by process {owner.pid} on {owner.host!r}: {remedy}"
+            f"'{self.folder}' is in use by process {shown(owner.pid)} on '{shown(owner.host)}': "
+            f"{remedy}"
         )
 
 

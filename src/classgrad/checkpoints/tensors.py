@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from classgrad.checkpoints.errors import BadCheckpoint
+from classgrad.errors import shown
 
 # What every version of safetensors knows. The other dtypes are kept as bytes.
 NATIVE = {
@@ -104,7 +105,7 @@ def from_file(content: bytes) -> dict[str, Tensor]:
         return safetensors.torch.load(content)
     except Exception as error:  # the library does not say which errors it raises
         reason = " ".join(f"{type(error).__name__} {error}".split())
-        raise BadCheckpoint(f"not a safetensors file ({reason[:100]})") from None
+        raise BadCheckpoint(f"not a safetensors file ({shown(reason[:100])})") from None
 
 
 def _dense(shape: Any, strides: Any) -> bool:

@@ -73,9 +73,9 @@ def unfinished(keeper: Keeper, learnt: int) -> dict[str, Any] | None:
 def put_back(learner: "Learner", state: dict[str, Any]) -> None:
     """Bring a learner with the settings of a state to that state."""
     learner.tasks = [LearntTask(**task) for task in state["tasks"]]
+    learner.input_shape = tuple(state["input_shape"])
     refuse_parts(learner, state)
     learner.prototypes = [means.to(learner.device) for means in state["prototypes"]]
-    learner.input_shape = tuple(state["input_shape"])
     learner.unfinished = None
     learner.method = learner.method.replace()
     learner._net = None
@@ -97,6 +97,8 @@ def put_in(learner: "Learner", memory: dict[str, Any], values: dict[str, Any]) -
 
 def refuse_parts(learner: "Learner", state: dict[str, Any]) -> None:
     """Refuse a state whose parts are not of the same tasks."""
+    if any(type(size) is not int or size < 1 for size in learner.input_shape):
+        raise ValueError("the shape of inputs is none")
     kinds = KINDS if learner.keeps_prototypes else ["confidence"]
     if any(task.sharpness.keys() != set(kinds) for task in learner.tasks):
         raise ValueError("tasks are calibrated for other ways to predict")
