@@ -352,3 +352,26 @@ def test_a_state_whose_parts_do_not_fit_is_refused_in_one_line(learner):
         with pytest.raises(UserError, match="does not fit") as error, understood("it"):
             put_back(small(), {**taken(learner), name: value})
         assert str(error.value).isprintable()
+
+
+def test_with_less_precision_steps_still_stay_out_of_the_bases():
+    learner, exact = small(precision="bfloat16"), small()
+    for one in (learner, exact):
+        one.learn("one", points(1))
+    seen = []
+    hook = learner.net.trunk[0].register_forward_hook(lambda _m, _a, out: seen.append(out.dtype))
+    before = {name: value.clone() for name, value in learner.net.state_dict().items()}
+    bases = {name: space.basis for name, space in learner.method.subspaces.items()}
+    learner.learn("two", points(2))
+    hook.remove()
+    assert set(seen) == {torch.bfloat16}
+    assert learner.net.trunk[0].weight.dtype == torch.float32
+    for name, basis in bases.items():
+        key = f"trunk.{name}.weight"
+        moved = (learner.net.state_dict()[key] - before[key]).double()
+        assert moved.norm() > 1e-3
+        assert (moved @ basis).norm() < 1e-5 * moved.norm()
+    x = points(1)[0]
+    assert not torch.equal(learner.net(x, 0), exact.net(x, 0))
+    with pytest.raises(UserError, match="int4"):
+        small(precision="int4")

@@ -33,6 +33,7 @@ from classgrad.training import Training
 LEARNING = "learning"  # folder of a task that is not finished, below that of the state
 # Batch statistics would make a prediction depend on its batch.
 STORED = {"norm": "stored", "affine": "task"}
+PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # For tasks of a few hundred images.
 USUAL = Training.model_validate(
     {"epochs": 30, "batch_size": 32, "learning_rate": 0.01, "momentum": 0.9, "nesterov": True}
@@ -46,7 +47,8 @@ class Learner:
 
     The trunk is any module from inputs to (n, embedding), or `network` names one that comes with
     classgrad, for pictures of `size` x `size`. Pictures are read in [0, 1] and normalised to zero
-    mean and unit deviation, roughly; other inputs go to the trunk as they are.
+    mean and unit deviation, roughly; other inputs go to the trunk as they are. With a `precision`
+    the trunk computes its products in it; weights and bases stay as exact as they are.
 
     >>> from classgrad import GPM, Learner
     >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
@@ -70,7 +72,10 @@ class Learner:
         prototypes: bool = True,
         seed: int = 1,
         device: torch.device | str = "cpu",
+        precision: str | None = None,
     ) -> None:
+        if precision not in (None, *PRECISIONS):
+            raise unknown("precision", str(precision), PRECISIONS)
         if (trunk is None) == (network is None):
             raise UserError("give a trunk of your own or the name of a network, one of both")
         self.method = CGP.model_validate({}) if method is None else method.replace()
@@ -92,7 +97,7 @@ class Learner:
         self.embedding, self.size = embedding, size
         self.training = training or USUAL
         self.valid_fraction, self.keeps_prototypes, self.seed = valid_fraction, prototypes, seed
-        self.device = torch.device(device)
+        self.device, self.precision = torch.device(device), precision
         self.input_shape: tuple[int, ...] = ()  # of one input, known from the first task on
         self.tasks: list[LearntTask] = []
         self.prototypes: list[Tensor] = []
@@ -173,6 +178,7 @@ class Learner:
                 trunk, self.embedding or width_of(trunk, self.input_shape), seed=self.seed
             )
         net.to(self.device).add_task(classes)
+        net.precision = PRECISIONS[self.precision] if self.precision else None
         self._net = self.method.wrap(net, (), self.seed)
 
     def taken(self, unfinished: dict[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ def taken(learner: "Learner") -> dict[str, Any]:
         "valid_fraction": learner.valid_fraction,
         "keeps_prototypes": learner.keeps_prototypes,
         "seed": learner.seed,
+        "precision": learner.precision,
         "tasks": [asdict(task) for task in learner.tasks],
         "prototypes": [means.cpu().clone() for means in learner.prototypes],
         "net": None if net is None else {n: v.cpu().clone() for n, v in net.state_dict().items()},
@@ -56,6 +57,7 @@ def circumstances(learner: "Learner") -> dict[str, Any]:
         "method": {"name": learner.method.name, **learner.method.model_dump()},
         "training": learner.training.model_dump(),
         "seed": learner.seed,
+        "precision": learner.precision,
         "tasks": len(learner.tasks),
         "forgotten": [list(task.forgotten) for task in learner.tasks],
     }
@@ -201,4 +203,5 @@ def rebuilt(
         prototypes=state["keeps_prototypes"],
         seed=state["seed"],
         device=device,
+        precision=state["precision"],
     )

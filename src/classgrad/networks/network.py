@@ -27,6 +27,7 @@ class Network(nn.Module):
         self.embedding = embedding
         self.seed = seed
         self.shared_head = shared_head
+        self.precision: torch.dtype | None = None  # of products in the trunk, if not its own
         self.heads = nn.ModuleList()
         self.find_layers()
         self.set_generator(seeds.generator(seed, "dropout"))
@@ -132,8 +133,12 @@ class Network(nn.Module):
         self.select(task)
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)  # as the weights lie, see `build`
-        features: Tensor = self.trunk(x)
-        return features
+        if self.precision is None:
+            features: Tensor = self.trunk(x)
+            return features
+        with torch.autocast(x.device.type, self.precision):
+            features = self.trunk(x)
+        return features.to(x.dtype)
 
     def classify(self, features: Tensor, task: int) -> Tensor:
         """Map embeddings to the logits of one task."""
