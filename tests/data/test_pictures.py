@@ -426,3 +426,15 @@ def test_tensors_are_scaled_as_files_are():
 def test_what_holds_no_picture_is_refused(value, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused(as_pictures, value, 4, match=message)
+
+
+def test_a_file_that_asks_for_too_much_memory_is_refused_by_name(tmp_path, monkeypatch):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+
+    def greedy(self):
+        raise MemoryError
+
+    monkeypatch.setattr(Image.Image, "load", greedy)
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", greedy)
+    with pytest.raises(UserError, match=r"a\.png.*more memory than there is"):
+        read_picture(tmp_path / "a.png", 4)

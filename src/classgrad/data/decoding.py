@@ -112,8 +112,10 @@ def _without_warnings() -> AbstractContextManager[object]:
 def _failures_told() -> Iterator[None]:
     try:
         yield
-    except (Unreadable, MemoryError):
+    except Unreadable:
         raise
+    except MemoryError:  # pixels are few enough: a length in the file is wrong
+        raise Unreadable("it asks for more memory than there is") from None
     except UnidentifiedImageError:
         raise Unreadable("cannot identify it as BMP, GIF, JPEG, PNG, PPM, TIFF or WebP") from None
     except Exception as error:  # a damaged file makes decoders fail in any way
