@@ -348,6 +348,7 @@ def test_a_state_whose_parts_do_not_fit_is_refused_in_one_line(learner):
         ("prototypes", []),
         ("tasks", [{"name": "one"}]),
         ("tasks", [{**taken(learner)["tasks"][0], "sharpness": {}}]),
+        ("tasks", [{**task, "ranks": {}} for task in taken(learner)["tasks"]]),
     ):
         with pytest.raises(UserError, match="does not fit") as error, understood("it"):
             put_back(small(), {**taken(learner), name: value})

@@ -87,6 +87,9 @@ def put_back(learner: "Learner", state: dict[str, Any]) -> None:
     for task in learner.tasks:
         learner.add_task(len(task.class_names))
     put_in(learner, state["memory"], state["net"])
+    layers = {room.name for room in learner.method.room()}
+    if any(task.ranks.keys() != layers for task in learner.tasks):
+        raise ValueError("the layers of tasks are not those of the method")
 
 
 def put_in(learner: "Learner", memory: dict[str, Any], values: dict[str, Any]) -> None:
