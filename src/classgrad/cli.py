@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from classgrad import cli_data, cli_export, cli_info, cli_learn, cli_predict
-from classgrad.cli_words import make_plans, parse_seeds, parse_settings
+from classgrad.cli_words import SaveMinutes, SaveSteps, make_plans, parse_seeds, parse_settings
 from classgrad.errors import Stopped, UserError
 
 if TYPE_CHECKING:
@@ -80,12 +80,8 @@ def run(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Learn again what was learnt before.")
     ] = False,
-    save_minutes: Annotated[
-        float, typer.Option(min=0, help="Save the state after so many minutes within a task.")
-    ] = 5.0,
-    save_steps: Annotated[
-        int | None, typer.Option(min=1, help="Save the state after so many steps, too.")
-    ] = None,
+    save_minutes: SaveMinutes = 5.0,
+    save_steps: SaveSteps = None,
     compiled: Annotated[
         bool, typer.Option("--compile", help="Compile the network; rarely faster on a CPU.")
     ] = False,

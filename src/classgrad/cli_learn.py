@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from classgrad.cli_state import Model, SkipBad, State, Wanted, made_or_opened, opened, tell_warnings
-from classgrad.cli_words import parse_settings
+from classgrad.cli_words import SaveMinutes, SaveSteps, parse_settings
 from classgrad.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,12 +61,8 @@ def learn(
             "--no-prototypes", help="Keep no means of classes; cgp then does without base refining."
         ),
     ] = False,
-    save_minutes: Annotated[
-        float, typer.Option(min=0, help="Save the state after so many minutes within a task.")
-    ] = 5.0,
-    save_steps: Annotated[
-        int | None, typer.Option(min=1, help="Save the state after so many steps, too.")
-    ] = None,
+    save_minutes: SaveMinutes = 5.0,
+    save_steps: SaveSteps = None,
 ) -> None:
     """Learn classes from folders of images, and keep what was learnt before.
 

@@ -1,12 +1,22 @@
 """What the words of a command line ask for: seeds, settings, and a plan for each method."""
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from classgrad.errors import UserError
 
 if TYPE_CHECKING:
     from classgrad.plan import Plan
+
+
+SaveMinutes = Annotated[
+    float, typer.Option(min=0, help="Save the state after so many minutes within a task.")
+]
+SaveSteps = Annotated[
+    int | None, typer.Option(min=1, help="Save the state after so many steps, too.")
+]
 
 
 def make_plans(
