@@ -51,6 +51,21 @@ def test_has_every_promised_key(record, tmp_path):
         assert 0 < layer["ranks"][0] <= layer["ranks"][-1] <= layer["dimension"]
 
 
+def test_tells_which_classes_base_refining_merged():
+    values = {"epochs": 2, "batch_size": 12, "lambda": 0}
+    merged = run(blobs(), "cgp", values={**values, "eta": -1})
+    count = sum(len(task.classes) for task in merged.classes)
+    for layer in merged.layers:
+        assert layer.groups == [0] * count
+        assert layer.cosines[0] == 1
+        assert all(-1 <= cosine <= 1 for cosine in layer.cosines)
+        assert min(layer.cosines) < 1
+    plain = run(blobs(), "cgp", values={**values, "eta": 1})
+    assert [(layer.groups, layer.cosines) for layer in plain.layers] == [([], [])] * len(
+        plain.layers
+    )
+
+
 def test_survives_a_round_trip(record, tmp_path):
     record.save(tmp_path)
     assert RunRecord.load(tmp_path) == record

@@ -29,11 +29,17 @@ class Part(BaseModel):
 
 
 class Layer(Part):
-    """Protected directions of one layer after each task, of `dimension` in all."""
+    """Protected directions of one layer after each task, of `dimension` in all.
+
+    Where classes that resemble each other share directions: the group of each class, in the order
+    they were learnt, and its cosine with the class that decided that, 1 for the first of a group.
+    """
 
     name: str
     dimension: Annotated[Count, Field(ge=1)]
     ranks: list[Count] = Field(default_factory=list)
+    groups: list[Count] = Field(default_factory=list)
+    cosines: list[float] = Field(default_factory=list)
 
 
 class ClassResult(Part):
@@ -104,6 +110,8 @@ class RunRecord(Part):
             raise ValueError("accuracy_matrix has more rows than there are tasks")
         if not all(layer.ranks for layer in self.layers):
             raise ValueError("a layer has no ranks")
+        if any(len(layer.groups) != len(layer.cosines) for layer in self.layers):
+            raise ValueError("a layer does not have as many groups as cosines")
         return self
 
     @property

@@ -207,6 +207,7 @@ class Run:
         for room in self.method.room():
             layer = layers.setdefault(room.name, Layer(name=room.name, dimension=room.dimension))
             layer.ranks.append(room.rank)
+            layer.groups, layer.cosines = list(room.groups), list(room.cosines)
         record.layers = list(layers.values())
 
     def base_parameters(self) -> int:

@@ -42,11 +42,17 @@ class Step:
 
 @dataclass(frozen=True)
 class LayerRoom:
-    """How much of a layer is protected: `rank` of `dimension` directions."""
+    """How much of a layer is protected: `rank` of `dimension` directions.
+
+    Where classes that resemble each other share directions: the group of each class so far, and its
+    cosine with the class that decided that, 1 for the first of a group.
+    """
 
     name: str
     dimension: int
     rank: int
+    groups: tuple[int, ...] = ()
+    cosines: tuple[float, ...] = ()
 
 
 class Fit(Protocol):

@@ -45,7 +45,7 @@ from classgrad.memory import selection
 from classgrad.memory.collect import ClassInputs, Collected
 from classgrad.memory.groups import Groups
 from classgrad.memory.representation import Representation
-from classgrad.methods.base import Step
+from classgrad.methods.base import LayerRoom, Step
 from classgrad.methods.budgeted import Budgeted
 from classgrad.networks.network import Network
 
@@ -144,6 +144,15 @@ class CGP(Budgeted):
                 chosen = getattr(selection, self.rule)(basis, own, epsilon)
             groups.join(group, self._prototype(c, name), cosine)
             groups.gain(group, chosen.stored + self.add(name, chosen.new))
+
+    def room(self) -> list[LayerRoom]:
+        """Return how much of each layer is protected; with refining also which classes merged."""
+        refined = self._groups if self.similarity < 1 else {}
+        found = {name: (tuple(g.group_of), tuple(g.cosines)) for name, g in refined.items()}
+        return [
+            LayerRoom(room.name, room.dimension, room.rank, *found.get(room.name, ()))
+            for room in super().room()
+        ]
 
     def forget_class(self, number: int) -> None:
         """Forget the prototypes of a class; its directions stay, as others may share them."""
