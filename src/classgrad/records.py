@@ -4,6 +4,7 @@ import json
 import math
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -118,6 +119,10 @@ class RunRecord(Part):
     def method_name(self) -> str:
         """Name of the method."""
         return str(self.method["name"])
+
+    def is_of(self, plan: Mapping[str, Any]) -> bool:
+        """Tell whether this is the record of a run with these values: those of `Plan.as_dict`."""
+        return self.model_dump(include=set(plan)) == plan
 
     def to_json(self) -> str:
         """Return the record as JSON."""

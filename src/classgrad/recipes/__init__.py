@@ -1,14 +1,10 @@
 """Recipes: settings of training, networks and methods for each benchmark, as TOML files."""
 
-import json
-import tomllib
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from classgrad.errors import UserError, shown, unknown
+from classgrad import described
 
 
 class Section(BaseModel):
@@ -79,8 +75,7 @@ class Recipe(Section):
 
 def names() -> list[str]:
     """List the recipes that come with the package."""
-    files = resources.files(__name__).iterdir()
-    return sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml"))
+    return described.names(__name__)
 
 
 def load(name: str) -> Recipe:
@@ -89,25 +84,4 @@ def load(name: str) -> Recipe:
     >>> load("fast").network_for("permuted-digits")
     'mlp'
     """
-    if name in names():
-        text = resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    elif name.endswith(".toml"):
-        try:
-            text = Path(name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"recipe '{name}' cannot be read: {shown(error)}") from None
-    else:
-        raise unknown("recipe", name, names())
-    try:
-        table = tomllib.loads(text)
-        # A number may have any length when it is hexadecimal; no record could hold it.
-        json.dumps(table, default=str)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"recipe '{name}' is not TOML: {shown(error)}") from None
-    try:
-        return Recipe(**{"name": Path(name).stem, **table})
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        what = f"{place}: {first['msg']}"
-        raise UserError(f"recipe '{name}': {shown(what)}") from None
+    return described.load(Recipe, __name__, name)

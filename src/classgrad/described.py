@@ -1,0 +1,46 @@
+"""Things described by TOML files: those that come with a package, and those a user gives."""
+
+import json
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from classgrad.errors import UserError, shown, unknown
+
+Thing = TypeVar("Thing", bound=BaseModel)
+
+
+def names(package: str) -> list[str]:
+    """List the files that come with a package, without their ending."""
+    files = resources.files(package).iterdir()
+    return sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml"))
+
+
+def load(kind: type[Thing], package: str, name: str) -> Thing:
+    """Return a thing by name, or from a file whose name ends in .toml."""
+    what = kind.__name__.lower()
+    if name in names(package):
+        text = resources.files(package).joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    elif name.endswith(".toml"):
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{what} '{name}' cannot be read: {shown(error)}") from None
+    else:
+        raise unknown(what, name, names(package))
+    try:
+        table = tomllib.loads(text)
+        # A number may have any length when it is hexadecimal; no record could hold it.
+        json.dumps(table, default=str)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{what} '{name}' is not TOML: {shown(error)}") from None
+    try:
+        return kind(**{"name": Path(name).stem, **table})
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        message = f"{place}: {first['msg']}" if place else first["msg"]
+        raise UserError(f"{what} '{name}': {shown(message)}") from None
