@@ -92,36 +92,21 @@ def parse_names(only: str | None, quick: bool) -> list[str]:
 
 def measured(names: list[str], quick: bool, console: "Console") -> "dict[str, list[Row]]":
     """Make the measurements behind a bar with the time left."""
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
     from benchmarks.timing import Bench
+    from classgrad.cli_bar import bar
 
-    columns = [
-        TextColumn("{task.description:<12}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    ]
     rows: dict[str, list[Row]] = {}
-    with Progress(*columns, console=console, transient=True) as bar:
-        line = bar.add_task("", total=sum(MEASUREMENTS[name] for name in names))
-        done = 0.0
+    total = sum(MEASUREMENTS[name] for name in names)
+    done = 0.0
+    with bar(console, "measuring") as move:
         for name in names:
 
             def watch(share: float, before: float = done, name: str = name) -> None:
-                bar.update(line, completed=before + share * MEASUREMENTS[name])
+                move((before + share * MEASUREMENTS[name]) / total, name)
 
-            bar.update(line, description=name)
+            watch(0.0)
             rows[name] = import_module(f"benchmarks.{name}").measure(Bench(quick, watch))
             done += MEASUREMENTS[name]
-            bar.update(line, completed=done)
     return rows
 
 
