@@ -186,3 +186,37 @@ def test_compiling_needs_a_compiler(monkeypatch):
     running = Run(make_plan(STREAM, "gpm", values={**QUICK, "compile": True}), STREAM)
     with pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
         running.learn(0)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "plateau"])
+def test_stored_statistics_are_those_of_the_training_data_without_dropout(schedule):
+    net = networks.build("alexnet5", (3, 20, 20), norm="stored", affine="task")
+    net.add_task(3)
+    images = torch.rand(60, 3, 20, 20, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(60) % 3
+    part = Split(images, labels)
+    task = Task(0, "colours", ("a", "b", "c"), part, Split(images[:12], labels[:12]))
+    training = Training(epochs=2, batch_size=20, schedule=schedule)
+    fit(net, methods.make("finetune"), [task], training, seed=1)
+    seen = {}
+    norms = [(name, layer) for name, layer in net.trunk.named_modules() if name.startswith("bn")]
+    for name, layer in norms:  # all samples in one batch: each layer sees what it normalised
+        layer.register_forward_pre_hook(lambda _, x, name=name: seen.update({name: x[0]}))
+    with torch.no_grad():
+        net.eval()(images, 0)
+    for name, layer in norms:
+        x = seen[name].transpose(0, 1).flatten(1)
+        torch.testing.assert_close(layer.mean_0, x.mean(1), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(layer.variance_0, x.var(1, correction=0), rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_of_layers_that_are_not_in_training_stay():
+    net = networks.build("mlp", (1, 4, 4), batch_norm=True, norm="stored")
+    net.add_task(3)
+    first, second = (layer for layer in net.modules() if hasattr(layer, "mean_0"))
+    first.eval()
+    x = torch.randn(40, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    net.settle(0, [x[:30], x[30:]])
+    assert first.mean_0.eq(0).all()
+    assert first.variance_0.eq(1).all()
+    assert second.mean_0.ne(0).any()

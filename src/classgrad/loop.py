@@ -32,6 +32,9 @@ class Progress:
     loss: float
 
 
+# Large, as each layer sees values that were normalised by the batch.
+SETTLE_BATCH = 256
+
 Observer = Callable[[Progress], None]
 
 
@@ -126,6 +129,8 @@ class Loop:
             keeping.at_end(self.state_dict)
         if self.best is not None:
             self.net.load_state_dict(self.best)
+        else:
+            self.settle()
 
     def step(self, task: Task, index: Tensor) -> float:
         """Take one step on a batch; return its loss."""
@@ -162,8 +167,19 @@ class Loop:
         method.after_step(net, step)
         return value
 
+    def settle(self) -> None:
+        """Measure the statistics that predictions will use, on all training data."""
+        self.net.train()  # layers that are not in training keep theirs
+        dtype = next(self.net.parameters()).dtype
+        for task in self.tasks:
+            found = batches(len(task.train), SETTLE_BATCH)
+            self.net.settle(
+                task.id, (task.transform(task.train.unit_images(b, dtype)) for b in found)
+            )
+
     def goes_on(self, schedule: Plateau) -> bool:
         """Judge the weights by validation data, and keep the best ones."""
+        self.settle()
         loss = validation_loss(self.net, self.tasks, self.training.batch_size)
         verdict = schedule.judge(loss)
         if verdict == "better":

@@ -1,7 +1,6 @@
 """Streams of tasks: labelled images for training and validation, and test sets kept apart."""
 
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -186,10 +185,12 @@ def check_labels(labels: Tensor, class_names: Sequence[str], where: str) -> None
 def batches(count: int, size: int, generator: torch.Generator | None = None) -> Iterator[Tensor]:
     """Yield the indices of batches: in random order with a generator, else in order.
 
-    A last batch of one sample joins the batch before it: alone it has no batch statistics.
+    A last batch of at most an eighth of the others joins the one before it. Alone it would count as
+    much as a whole batch, and its batch statistics would be worth little, of one sample nothing:
+    AlexNet-5 on 450 photos in batches of 32, the last of 2, learnt next to nothing.
 
-    >>> [len(b) for b in batches(9, 4)]
-    [4, 5]
+    >>> [len(b) for b in batches(66, 32)], [len(b) for b in batches(37, 32)]
+    ([32, 34], [32, 5])
     """
     order = torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
     for number in range(batch_count(count, size)):
@@ -199,5 +200,6 @@ def batches(count: int, size: int, generator: torch.Generator | None = None) -> 
 
 def batch_count(count: int, size: int) -> int:
     """Return how many batches `batches` yields."""
-    full = math.ceil(count / size)
-    return full - 1 if full > 1 and size > 1 and count % size == 1 else full
+    full, rest = divmod(count, size)
+    joined = full > 0 and size > 1 and rest <= max(1, size // 8)
+    return full if joined else full + (rest > 0)

@@ -33,6 +33,25 @@ class PerTask(nn.Module):
         return True
 
 
+class Sums:
+    """Sums of values and of their squares over batches, by channel."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first = self.second = torch.zeros(())
+
+    def add(self, x: Tensor) -> None:
+        """Count one batch; sums are on the CPU, as not every device has float64."""
+        over = [0, *range(2, x.dim())]
+        count = x.numel() // x.shape[1]
+        variance, mean = (
+            value.cpu().double() for value in torch.var_mean(x.float(), over, correction=0)
+        )
+        self.count += count
+        self.first = self.first + count * mean
+        self.second = self.second + count * (variance + mean**2)
+
+
 class TaskBatchNorm(PerTask):
     """Batch normalisation for a stream of tasks, over dimension 1 of (n, c) or (n, c, *size).
 
@@ -62,6 +81,7 @@ class TaskBatchNorm(PerTask):
         self.tasks = 0
         self.task = 0
         self.tracking = True  # whether batches in training count for the stored statistics
+        self.sums: Sums | None = None  # of what comes, while statistics are measured
         self.constant = False  # whether gradients take the statistics of the batch for constants
         self.add_task()
 
@@ -93,6 +113,9 @@ class TaskBatchNorm(PerTask):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each channel, then scale and shift it."""
         scale, shift = self.scale_and_shift()
+        if self.sums is not None:
+            self.sums.add(x)
+            return functional.batch_norm(x, None, None, scale, shift, True, 0.0, self.eps)
         from_batch = self.training or self.statistics == "batch"
         if from_batch:
             self.refuse_single(x)
@@ -104,6 +127,16 @@ class TaskBatchNorm(PerTask):
         return functional.batch_norm(
             x, mean, variance, scale, shift, from_batch, momentum, self.eps
         )
+
+    def settle(self) -> None:
+        """Store the statistics that were measured for the task at hand; none if no input came."""
+        found = self.sums
+        if found is None or found.count == 0:
+            return
+        mean = found.first / found.count
+        getattr(self, f"mean_{self.task}").copy_(mean)
+        spread = (found.second / found.count - mean**2).clamp_min(0)
+        getattr(self, f"variance_{self.task}").copy_(spread)
 
     def refuse_single(self, x: Tensor) -> None:
         """Refuse an input without statistics of its own."""

@@ -1,7 +1,7 @@
 """A network for a stream of tasks: one trunk for all, one linear head for each."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from classgrad import seeds
 from classgrad.errors import UserError
-from classgrad.networks.layers import Dropout, PerTask, TaskBatchNorm
+from classgrad.networks.layers import Dropout, PerTask, Sums, TaskBatchNorm
 
 
 class Network(nn.Module):
@@ -101,6 +101,28 @@ class Network(nn.Module):
         finally:
             for norm in self._norms:
                 norm.tracking = True
+
+    @torch.no_grad()
+    def settle(self, task: int, batches: Iterable[Tensor]) -> None:
+        """Set the stored statistics of a task to those of these inputs, dropout off.
+
+        Those that training leaves behind are of values that dropout has spread, and of weights that
+        have moved since.
+        """
+        norms = [norm for norm in self._norms if norm.training and norm.statistics == "stored"]
+        if not norms:
+            return
+        with self.evaluating():
+            for norm in norms:
+                norm.sums = Sums()
+            try:
+                for x in batches:
+                    self(x, task)
+                for norm in norms:
+                    norm.settle()
+            finally:
+                for norm in norms:
+                    norm.sums = None
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
