@@ -13,6 +13,7 @@ from classgrad import seeds
 from classgrad.acceleration import compile_trunk, prepare
 from classgrad.checkpoints.errors import understood
 from classgrad.errors import UserError
+from classgrad.loss_scale import LossScale
 from classgrad.methods.base import Method, Step
 from classgrad.networks.network import Network
 from classgrad.schedules import Plateau
@@ -99,6 +100,7 @@ class Loop:
         kinds = ("order", "method", "dropout")
         self.chances = {kind: seeds.generator(seed, kind, self.newest) for kind in kinds}
         net.set_generator(self.chances["dropout"])
+        self.scale = LossScale() if net.precision == torch.float16 else None
         self.best: dict[str, Tensor] | None = None
         self.done = self.epoch = 0
         self.batch = 0  # of this epoch, which comes next
@@ -155,7 +157,9 @@ class Loop:
                 "or look for bad values in the images"
             )
         self.optimizer.zero_grad()
-        loss.backward()
+        (loss * self.scale.factor if self.scale else loss).backward()
+        if self.scale and not self.scale.unscale(self.parameters):
+            return value
         method.adjust_gradients(net, step)
         prepare(self.optimizer)
         self.optimizer.step()
@@ -177,6 +181,7 @@ class Loop:
             "net": self.net.state_dict(),
             "optimizer": [self.optimizer.state[parameter] for parameter in self.parameters],
             "schedule": vars(self.schedule),
+            "scale": vars(self.scale) if self.scale else None,
             "chances": {**chances, "order": self.shuffle},
             "best": self.best,
             "done": self.done,
@@ -193,6 +198,8 @@ class Loop:
         self.net.load_state_dict(state["net"])
         self.optimizer.state.update(zip(self.parameters, state["optimizer"], strict=True))
         vars(self.schedule).update(state["schedule"])
+        if self.scale:
+            vars(self.scale).update(state["scale"])
         for kind, generator in self.chances.items():
             generator.set_state(state["chances"][kind])
         self.best, self.done = state["best"], state["done"]
