@@ -1,6 +1,9 @@
 """Where a learner computes: on the processor, or on a graphics device of this machine."""
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from classgrad.errors import UserError, shown, unknown
 
@@ -35,3 +38,14 @@ def chosen(device: torch.device | str) -> torch.device:
             f"device '{shown(device)}' is not on this machine: there is {', '.join(there)}"
         )
     return found
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Return nested dicts and lists with their tensors on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: moved(part, device) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(moved(part, device) for part in value)
+    return value

@@ -196,7 +196,12 @@ class Loop:
 
     def _load(self, state: dict[str, Any]) -> None:
         self.net.load_state_dict(state["net"])
-        self.optimizer.state.update(zip(self.parameters, state["optimizer"], strict=True))
+        for parameter, kept in zip(self.parameters, state["optimizer"], strict=True):
+            # Single numbers, such as Adam's count of steps, are on the CPU with any device.
+            self.optimizer.state[parameter] = {
+                name: value if value.dim() == 0 else value.to(parameter.device)
+                for name, value in kept.items()
+            }
         vars(self.schedule).update(state["schedule"])
         if self.scale:
             vars(self.scale).update(state["scale"])
