@@ -31,6 +31,7 @@ class Progress:
     step: int
     steps: int  # of the whole task, at most
     loss: float
+    rate: float  # learning rate of the step
 
 
 Observer = Callable[[Progress], None]
@@ -117,7 +118,8 @@ class Loop:
                 self.done += 1
                 self.batch += 1
                 if observer:
-                    observer(Progress(self.newest, self.epoch, self.done, self.steps, value))
+                    rate = self.optimizer.param_groups[0]["lr"]
+                    observer(Progress(self.newest, self.epoch, self.done, self.steps, value, rate))
                 if keeping:
                     keeping.after_step(self.state_dict)
             self.batch = 0
