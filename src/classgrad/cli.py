@@ -45,7 +45,7 @@ app.command(epilog=cli_export.EXAMPLES)(cli_export.export)
 @app.command(
     epilog="Examples: classgrad run split-digits --method cgp --set eta=0.8 --set lambda=0.1 | "
     "classgrad run --method cgp,gpm,finetune --seed 2 | classgrad run --method gpm --json | "
-    "classgrad run --method all --seed 1,2,3"
+    "classgrad run --method all --seed 1,2,3 | classgrad run --tensorboard"
 )
 def run(
     benchmark: Annotated[
@@ -85,6 +85,9 @@ def run(
     compiled: Annotated[
         bool, typer.Option("--compile", help="Compile the network; rarely faster on a CPU.")
     ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write curves to the run's folder, too.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the record and nothing else.")
     ] = False,
@@ -98,10 +101,13 @@ def run(
     from rich.console import Console
 
     from classgrad.checkpoints import Keeper
+    from classgrad.events import refuse_missing
     from classgrad.report import draw_matrices
     from classgrad.run_state import go_on, something_kept
     from classgrad.runs import Run, load_stream, run_folder
 
+    if tensorboard:
+        refuse_missing()
     values = {**parse_settings(settings or []), **({"compile": True} if compiled else {})}
     seeds = parse_seeds(seed)
     groups = [make_plans(benchmark, method, network, recipe, one, values) for one in seeds]
@@ -121,7 +127,7 @@ def run(
         for plan in plans:
             folder = folders[len(records)]
             keeper = Keeper(folder, minutes=save_minutes, steps=save_steps)
-            one = Run(plan, stream, folder, keeper)
+            one = Run(plan, stream, folder, keeper, tensorboard=tensorboard)
             with keeper.listening(), progress_bar(console, one) as observer:
                 records.append(go_on(one, observer, fresh=fresh, tell=tell))
     if as_json:

@@ -70,7 +70,8 @@ def show_info(console: "Console", found: "Info") -> None:
         pairs = [f"{key}={value}" for key, value in values.items()]
         line(title.partition("_")[2] or title, " ".join([*name, *pairs]) or "-")
     edge, network = settings["size"], settings["network"] or "your own"
-    line("network", f"{network}, images {edge} x {edge}, seed {settings['seed']}")
+    precision = f", {settings['precision']}" if settings["precision"] else ""
+    line("network", f"{network}, images {edge} x {edge}, seed {settings['seed']}{precision}")
 
 
 def task_table(tasks: "Sequence[LearntTask]") -> "Table":

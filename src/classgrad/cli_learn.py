@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from classgrad.cli_state import Model, SkipBad, State, Wanted, made_or_opened, opened, tell_warnings
+from classgrad.cli_state import (
+    Device,
+    Model,
+    SkipBad,
+    State,
+    Wanted,
+    made_or_opened,
+    opened,
+    tell_warnings,
+)
 from classgrad.cli_words import SaveMinutes, SaveSteps, parse_settings
 from classgrad.errors import UserError
 
@@ -23,7 +32,7 @@ app = typer.Typer()
 
 @app.command(
     epilog="Examples: classgrad learn state --task birds --images photos/birds | classgrad learn "
-    "state --task fish --images photos/fish --set epochs=20"
+    "state --task fish --images photos/fish --set epochs=20 --device cuda"
 )
 def learn(
     state: Annotated[Path, typer.Argument(help="Folder of the learner; the first call makes it.")],
@@ -50,6 +59,14 @@ def learn(
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Same seed, same result; by default 1.")
+    ] = None,
+    device: Device = "cpu",
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="What the network multiplies in: bfloat16, or float16 on devices without it; by "
+            "default that of the weights. Holds for good."
+        ),
     ] = None,
     skip_bad: SkipBad = False,
     fresh: Annotated[
@@ -81,7 +98,9 @@ def learn(
     console = Console(markup=False, highlight=False)
     keeper = Keeper(state / LEARNING, minutes=save_minutes, steps=save_steps)
     with keeper.listening():
-        wanted = Wanted(network, model, method, size, seed, no_prototypes, values)
+        wanted = Wanted(
+            network, model, method, size, seed, precision, device, no_prototypes, values
+        )
         learner = made_or_opened(state, wanted)
         tell_warnings(console, learner)
         pictures = read_images(console, images, learner, skip_bad)

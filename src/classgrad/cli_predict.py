@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from classgrad.cli_state import Model, SkipBad, State, opened, tell_warnings
+from classgrad.cli_state import Device, Model, SkipBad, State, opened, tell_warnings
 from classgrad.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def predict(
         int, typer.Option(min=1, help="Images at once; more are faster, and may round otherwise.")
     ] = 1,
     model: Model = None,
+    device: Device = "cpu",
     skip_bad: SkipBad = False,
 ) -> None:
     """Tell the classes of images.
@@ -51,7 +52,7 @@ def predict(
     if as_json and as_csv:
         raise UserError("--json and --csv contradict each other: give one of them")
     aside = Console(stderr=True, markup=False, highlight=False)
-    learner = opened(state, model)
+    learner = opened(state, model, device)
     tell_warnings(aside, learner)
     if task is not None:
         learner.number(task)  # refuses an unknown one before images are read

@@ -25,6 +25,9 @@ Model = Annotated[
         metavar="MODULE:NAME", help="Function or class that makes your own network, if it is yours."
     ),
 ]
+Device = Annotated[
+    str, typer.Option(help="Where to compute: cpu, cuda (or one of several, cuda:1), mps.")
+]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be read.")]
 
 NETWORK, METHOD, SIZE, SEED = "alexnet5", "cgp", 32, 1
@@ -39,15 +42,18 @@ class Wanted:
     method: str | None = None
     size: int | None = None
     seed: int | None = None
+    precision: str | None = None
+    device: str = "cpu"
     no_prototypes: bool = False
     values: dict[str, Any] = field(default_factory=dict)  # by --set
 
 
-def opened(folder: Path, model: str | None) -> "Learner":
+def opened(folder: Path, model: str | None, device: str = "cpu") -> "Learner":
     """Return the learner in a folder."""
     from classgrad.learning.learner import Learner
 
-    learner = Learner.load(folder, trunk=None if model is None else made(model, SEED))
+    trunk = None if model is None else made(model, SEED)
+    learner = Learner.load(folder, trunk=trunk, device=device)
     if model is not None and learner.network is not None:
         raise UserError(
             f"'{folder}' was learnt with network '{learner.network}': leave out --model"
@@ -70,7 +76,7 @@ def made_or_opened(folder: Path, wanted: Wanted) -> "Learner":
         raise UserError("--network and --model contradict each other: give one of them")
     refuse_other_folder(folder)
     if Store(folder / FOLDER).overtaken():  # there is something that a new store has not seen
-        learner = opened(folder, wanted.model)
+        learner = opened(folder, wanted.model, wanted.device)
         refuse_changes(folder, learner, wanted)
         return learner
     return new_learner(wanted)
@@ -116,6 +122,8 @@ def new_learner(wanted: Wanted) -> "Learner":
         training=USUAL.replace(**filled["training"]),
         prototypes=not wanted.no_prototypes,
         seed=seed,
+        device=wanted.device,
+        precision=wanted.precision,
     )
 
 
@@ -129,6 +137,7 @@ def refuse_changes(folder: Path, learner: "Learner", wanted: Wanted) -> None:
         ("--method", learner.method.name, wanted.method),
         ("--size", learner.size, wanted.size),
         ("--seed", learner.seed, wanted.seed),
+        ("--precision", learner.precision or "full precision", wanted.precision),
         ("--no-prototypes", not learner.keeps_prototypes, wanted.no_prototypes or None),
     ]:
         if here is not None and here != there:

@@ -128,4 +128,4 @@ def inputs(net: Network, split: Split, transform: Transform):  # type: ignore[no
 
 
 def _percent(right: Tensor) -> float:
-    return 100 * float(right.double().mean())
+    return 100 * float(right.cpu().double().mean())

@@ -13,6 +13,7 @@ from classgrad import seeds
 from classgrad.acceleration import compile_trunk, prepare
 from classgrad.checkpoints.errors import understood
 from classgrad.errors import UserError
+from classgrad.loss_scale import LossScale
 from classgrad.methods.base import Method, Step
 from classgrad.networks.network import Network
 from classgrad.schedules import Plateau
@@ -30,6 +31,7 @@ class Progress:
     step: int
     steps: int  # of the whole task, at most
     loss: float
+    rate: float  # learning rate of the step
 
 
 # Large, as each layer sees values that were normalised by the batch.
@@ -102,6 +104,7 @@ class Loop:
         kinds = ("order", "method", "dropout")
         self.chances = {kind: seeds.generator(seed, kind, self.newest) for kind in kinds}
         net.set_generator(self.chances["dropout"])
+        self.scale = LossScale() if net.precision == torch.float16 else None
         self.best: dict[str, Tensor] | None = None
         self.done = self.epoch = 0
         self.batch = 0  # of this epoch, which comes next
@@ -118,7 +121,8 @@ class Loop:
                 self.done += 1
                 self.batch += 1
                 if observer:
-                    observer(Progress(self.newest, self.epoch, self.done, self.steps, value))
+                    rate = self.optimizer.param_groups[0]["lr"]
+                    observer(Progress(self.newest, self.epoch, self.done, self.steps, value, rate))
                 if keeping:
                     keeping.after_step(self.state_dict)
             self.batch = 0
@@ -160,7 +164,9 @@ class Loop:
                 "or look for bad values in the images"
             )
         self.optimizer.zero_grad()
-        loss.backward()
+        (loss * self.scale.factor if self.scale else loss).backward()
+        if self.scale and not self.scale.unscale(self.parameters):
+            return value
         method.adjust_gradients(net, step)
         prepare(self.optimizer)
         self.optimizer.step()
@@ -193,6 +199,7 @@ class Loop:
             "net": self.net.state_dict(),
             "optimizer": [self.optimizer.state[parameter] for parameter in self.parameters],
             "schedule": vars(self.schedule),
+            "scale": vars(self.scale) if self.scale else None,
             "chances": {**chances, "order": self.shuffle},
             "best": self.best,
             "done": self.done,
@@ -207,8 +214,15 @@ class Loop:
 
     def _load(self, state: dict[str, Any]) -> None:
         self.net.load_state_dict(state["net"])
-        self.optimizer.state.update(zip(self.parameters, state["optimizer"], strict=True))
+        for parameter, kept in zip(self.parameters, state["optimizer"], strict=True):
+            # Single numbers, such as Adam's count of steps, are on the CPU with any device.
+            self.optimizer.state[parameter] = {
+                name: value if value.dim() == 0 else value.to(parameter.device)
+                for name, value in kept.items()
+            }
         vars(self.schedule).update(state["schedule"])
+        if self.scale:
+            vars(self.scale).update(state["scale"])
         for kind, generator in self.chances.items():
             generator.set_state(state["chances"][kind])
         self.best, self.done = state["best"], state["done"]

@@ -71,6 +71,7 @@ def taken(run: "Run", unfinished: Mapping[str, Any] | None = None) -> dict[str, 
         "scores": [[dataclasses.asdict(score) for score in row] for row in run.scores],
         "before": run.before,
         "untrained": run.untrained,
+        "steps": run.steps,
         "record": record,
         "unfinished": unfinished,
     }
@@ -93,6 +94,7 @@ def _restore(run: "Run", state: Mapping[str, Any]) -> None:
     run.judge = Judge(**state["judge"])
     run.scores = [[Score(**score) for score in row] for row in state["scores"]]
     run.before, run.untrained = list(state["before"]), list(state["untrained"])
+    run.steps = state.get("steps", 0)  # states of earlier versions do not count them
     run.record = RunRecord.model_validate(state["record"])
 
 

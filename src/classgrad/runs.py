@@ -15,7 +15,8 @@ from classgrad import benchmarks, metrics, networks, run_state, seeds
 from classgrad.checkpoints import Keeper
 from classgrad.errors import UserError
 from classgrad.evaluation import Judge, Score, accuracy, evaluate
-from classgrad.loop import LossNotFinite, Observer
+from classgrad.events import Events
+from classgrad.loop import LossNotFinite, Observer, Progress
 from classgrad.methods.base import Fit, Method
 from classgrad.networks.network import Network
 from classgrad.plan import Plan, make_plan
@@ -69,7 +70,8 @@ def run_folder(out: Path | str, plan: Plan) -> Path:
 class Run:
     """A run, and its state between tasks.
 
-    With a folder its state is kept there, and a run that was cut short goes on from it.
+    With a folder its state is kept there, and a run that was cut short goes on from it; with
+    `tensorboard` curves are written there too.
     """
 
     def __init__(
@@ -78,10 +80,15 @@ class Run:
         stream: TaskStream,
         folder: Path | None = None,
         keeper: Keeper | None = None,
+        *,
+        tensorboard: bool = False,
     ) -> None:
         self.plan, self.stream, self.folder = plan, stream, folder
         self.keeper = Keeper(folder) if folder is not None and keeper is None else keeper
+        self.tensorboard = tensorboard
+        self.events: Events | None = None
         self.observer: Observer | None = None
+        self.steps = 0  # of training, in all tasks so far
         self.method = plan.method.replace()
         options = plan.network_options.model_dump()
         net = networks.build(plan.network, stream.input_shape, plan.seed, **options)
@@ -111,11 +118,16 @@ class Run:
         """Learn all tasks that are not learnt yet; return the record."""
         self.observer = observer
         self.record.data = self.fingerprint
+        if self.tensorboard:
+            assert self.folder is not None
+            self.events = Events(self.folder, self.steps)
         try:
             for number in range(len(self.scores), len(self.stream)):
                 self.learn(number)
                 self.record.complete = number == len(self.stream) - 1
                 self.save()
+                if self.events:
+                    self.events.task(self.steps, self.record)
                 if self.keeper and not self.record.complete:
                     self.keeper.save(self.taken())
         except LossNotFinite:
@@ -123,7 +135,17 @@ class Run:
             raise
         finally:
             self.method.close()
+            if self.events:
+                self.events.close()
         return self.record
+
+    def observe(self, at: Progress) -> None:
+        """Count a step of training, and tell whoever watches."""
+        self.steps += 1
+        if self.events:
+            self.events.step(self.steps, at)
+        if self.observer:
+            self.observer(at)
 
     def learn(self, number: int) -> None:
         """Learn one task and measure."""
@@ -153,10 +175,12 @@ class Run:
     def fits(self, rounds: int) -> Fit:
         """Return the training loop, which a method may run up to `rounds` times for a task."""
         plan = self.plan
-        return fits(self, plan.training, plan.seed, rounds, self.observer, self.keeper)
+        return fits(self, plan.training, plan.seed, rounds, self.observe, self.keeper)
 
     def taken(self, unfinished: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the state of the run, with that of a round of training in the middle of a task."""
+        if self.events:
+            self.events.flush()  # what is kept of a run is in its curves
         return run_state.taken(self, unfinished)
 
     def learnt_now(self, task: Task, last: bool) -> Sequence[Task]:

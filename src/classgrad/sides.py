@@ -37,7 +37,8 @@ class Side:
 
     def leaks(self, matrix: Tensor) -> bool:
         """Tell whether a matrix has a part inside the subspace."""
-        inside, all_of_it = functional.linear(matrix, self.probes.to(matrix.dtype)).norm(dim=0)
+        along = functional.linear(matrix, self.probes.to(matrix.dtype))
+        inside, all_of_it = torch.linalg.vector_norm(along, dim=0)
         return bool(inside > ROUNDINGS * torch.finfo(matrix.dtype).eps * all_of_it)
 
 

@@ -52,8 +52,9 @@ def augmix(
         ended = torch.arange(steps, device=last.device).unsqueeze(1) > last
         choice = choice.masked_fill(ended, len(names))
 
-    device = images.device
-    pixels = (images * 255).round().to(torch.uint8).repeat(width, 1, 1, 1)
+    # Operations compute in float64, which mps lacks.
+    device = torch.device("cpu") if images.device.type == "mps" else images.device
+    pixels = (images * 255).round().to(torch.uint8).to(device).repeat(width, 1, 1, 1)
     altered = _chains(pixels, names, choice.to(device), level.to(device), sign.to(device))
     # For each image its own coefficient and those of its chains, (1 + width, N, 1, 1, 1): sum 1.
     parts = torch.cat((1 - share, share * weights), dim=1).to(images).T[..., None, None, None]

@@ -40,7 +40,7 @@ class Predictor(nn.Module):
     def __init__(self, learner: "Learner", number: int) -> None:
         super().__init__()
         about = learner.tasks[number]
-        self.net = copy.deepcopy(learner.net)
+        self.net = copy.deepcopy(learner.net).cpu()  # a file for any machine
         self.number, self.transform = number, learner.transform
         self.sharpness = about.sharpness["confidence"]
         self.classes = len(about.class_names)

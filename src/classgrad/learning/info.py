@@ -35,7 +35,7 @@ def read(folder: Path) -> Info:
     with understood(f"what is kept in '{folder}'"):
         tasks = [LearntTask(**task) for task in found["tasks"]]
         kept = state.unfinished(Keeper(folder / LEARNING), len(tasks))
-        names = ("network", "network_options", "method", "training", "size", "seed")
+        names = ("network", "network_options", "method", "training", "size", "seed", "precision")
         return Info(
             tasks=tasks,
             unfinished=str(kept["task"]) if kept else None,

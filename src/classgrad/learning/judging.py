@@ -26,7 +26,7 @@ def judged(learner: "Learner", task: Task, seconds: float) -> LearntTask:
         sharpness[kind] = calibrated(scores, task.valid.labels)
         if kind == "confidence" and len(task.valid):
             right = scores.argmax(1) == task.valid.labels
-            accuracy = 100 * float(right.double().mean())
+            accuracy = 100 * float(right.cpu().double().mean())
     return LearntTask(
         name=task.name,
         class_names=list(task.class_names),

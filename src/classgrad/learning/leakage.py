@@ -108,7 +108,10 @@ def take(learner: "Learner", images: Any, task: str) -> Reference:
     if not given.numel():
         raise UserError("a reference needs images: give at least one")
     return Reference(
-        given.detach().clone(), answers(learner, given, number), task, identity(learner, number)
+        given.detach().cpu().clone(),
+        answers(learner, given, number),
+        task,
+        identity(learner, number),
     )
 
 
@@ -143,7 +146,7 @@ def answers(learner: "Learner", images: Tensor, number: int) -> Tensor:
     net = learner.net.eval()
     batches = learner._inputs(images).split(BATCH)
     logits = torch.cat([net(x, number) for x in batches])
-    return logits[:, : len(learner.tasks[number].class_names)]
+    return logits[:, : len(learner.tasks[number].class_names)].cpu()
 
 
 def identity(learner: "Learner", number: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from classgrad import networks
+from classgrad import devices, networks
 from classgrad.benchmarks.transforms import Normalise
 from classgrad.checkpoints import Keeper, Lock
 from classgrad.checkpoints.store import Store
@@ -48,7 +48,8 @@ class Learner:
     The trunk is any module from inputs to (n, embedding), or `network` names one that comes with
     classgrad, for pictures of `size` x `size`. Pictures are read in [0, 1] and normalised to zero
     mean and unit deviation, roughly; other inputs go to the trunk as they are. With a `precision`
-    the trunk computes its products in it; weights and bases stay as exact as they are.
+    the trunk computes its products in it; weights and bases stay as exact as they are. `device` is
+    where it computes, cpu, cuda or mps; what it says and saves does not tell where that was.
 
     >>> from classgrad import GPM, Learner
     >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
@@ -97,7 +98,7 @@ class Learner:
         self.embedding, self.size = embedding, size
         self.training = training or USUAL
         self.valid_fraction, self.keeps_prototypes, self.seed = valid_fraction, prototypes, seed
-        self.device, self.precision = torch.device(device), precision
+        self.device, self.precision = devices.chosen(device), precision
         self.input_shape: tuple[int, ...] = ()  # of one input, known from the first task on
         self.tasks: list[LearntTask] = []
         self.prototypes: list[Tensor] = []
@@ -178,8 +179,8 @@ class Learner:
                 trunk, self.embedding or width_of(trunk, self.input_shape), seed=self.seed
             )
         net.to(self.device).add_task(classes)
-        net.precision = PRECISIONS[self.precision] if self.precision else None
         self._net = self.method.wrap(net, (), self.seed)
+        self._net.precision = PRECISIONS[self.precision] if self.precision else None
 
     def taken(self, unfinished: dict[str, Any]) -> dict[str, Any]:
         """Return all that is needed to go on in the middle of a task."""
@@ -288,6 +289,6 @@ class Learner:
     ) -> "Learner":
         """Return the learner saved in a folder; a trunk of your own has to be given again.
 
-        So has a method of your own.
+        So has a method of your own. It may be another device than the one it was saved on.
         """
         return state.load(cls, Path(folder), trunk, method, device)

@@ -11,6 +11,7 @@ from torch import nn
 from classgrad.checkpoints.errors import understood
 from classgrad.checkpoints.keeper import FOLDER, Keeper
 from classgrad.checkpoints.store import Loaded, Store
+from classgrad.devices import moved
 from classgrad.errors import UserError, unknown
 from classgrad.learning.learnt import LearntTask
 from classgrad.learning.predicting import KINDS
@@ -95,7 +96,8 @@ def put_back(learner: "Learner", state: dict[str, Any]) -> None:
 def put_in(learner: "Learner", memory: dict[str, Any], values: dict[str, Any]) -> None:
     """Give a learner what its method keeps, and its weights."""
     # The method first: it gives layers their sizes.
-    learner.method.load_state_dict(memory, learner.net)
+    device = torch.device("cpu") if learner.method.on_cpu else learner.device
+    learner.method.load_state_dict(moved(memory, device), learner.net)
     refuse_other_layers(learner.net, values)
     learner.net.load_state_dict(values)
 

@@ -23,11 +23,11 @@ class Shrinking(Side):
     def __init__(self, site: Site, matrix: Tensor | None = None) -> None:
         self.by_rows = False
         self.like = site.weight.detach()
-        eye = torch.eye(site.dimension, dtype=torch.float64, device=self.like.device)
+        eye = torch.eye(site.dimension, dtype=torch.float64)
         self.become(eye if matrix is None else matrix)
 
     def become(self, matrix: Tensor) -> None:
-        """Take a new P (d x d, float64), and a copy of it in the precision of the weights."""
+        """Take a new P (d x d, float64, on the CPU), and a copy of it as the weights are."""
         self.matrix, self.rounded = matrix, matrix.to(self.like)
 
     def free(self, matrix: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Shrinking(Side):
 def mean_rows(site: Site, x: Tensor, mean_of: int, every: int) -> Tensor:
     """Input of a layer (n, ...) -> rows of its means over about `mean_of` samples each, float64."""
     parts = x.tensor_split(max(1, len(x) // mean_of))
-    return site.rows(torch.stack([part.mean(0) for part in parts]), every).double()
+    return site.rows(torch.stack([part.mean(0) for part in parts]), every).cpu().double()
 
 
 def shrunk(p: Tensor, rows: Tensor, alpha: float) -> Tensor:

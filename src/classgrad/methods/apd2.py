@@ -89,9 +89,10 @@ def products(parts: Sequence[Sparse], like: Tensor) -> Tensor:
     """Return the products of all parts with each other, in double precision."""
     found = torch.zeros(len(parts), len(parts), dtype=torch.float64)
     for i, left in enumerate(parts):
-        flat = left.dense(like).flatten().double()
+        flat = left.dense(like).flatten().cpu().double()
         for j, right in enumerate(parts[: i + 1]):
-            found[i, j] = found[j, i] = flat.index_select(0, right.index) @ right.value.double()
+            index, value = right.index.cpu(), right.value.cpu().double()
+            found[i, j] = found[j, i] = flat.index_select(0, index) @ value
     return found
 
 

@@ -77,6 +77,7 @@ class Method(Settings):
     revisits: ClassVar[bool] = False  # moves the heads of earlier tasks too
     free_start: ClassVar[bool] = True  # learns the first task just as finetuning does
     open_ended: ClassVar[bool] = True  # needs no tasks in advance, and keeps no sample of them
+    on_cpu: ClassVar[bool] = False  # what it keeps stays on the CPU, wherever the network is
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Change the network once; it has the head of the first task already."""
@@ -146,7 +147,7 @@ class Method(Settings):
         return {}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state."""
+        """Continue from a state; its tensors are where the network is, or `on_cpu`."""
 
 
 def _nbytes(value: Any) -> int:

@@ -133,7 +133,7 @@ class DEN(Expanding):
         for wire, layer, _ in wires(net):
             old = self._old[f"trunk.{wire.layer}.weight"]
             now = layer.weight.detach()[: old.shape[0], : old.shape[1]]
-            moved = (now - old).flatten(1).norm(dim=1)
+            moved = torch.linalg.vector_norm((now - old).flatten(1), dim=1)
             order = moved.sort(descending=True, stable=True).indices[: self.splits]
             found[wire.target] = [i for i in order.tolist() if moved[i] > self.split_threshold]
         return found

@@ -124,6 +124,8 @@ def newest_own(net: Network) -> dict[str, Tensor]:
 
 def added(net: Network, before: dict[str, int]) -> dict[str, Tensor]:
     """Mark what came with units behind the first so many, and all the newest task's own."""
-    old = {target: torch.arange(n) < before[target] for target, n in width(net).items()}
+    device = next(net.parameters()).device
+    numbers = {target: torch.arange(n, device=device) for target, n in width(net).items()}
+    old = {target: of_target < before[target] for target, of_target in numbers.items()}
     masks = {name: ~mask for name, mask in among(net, old).items()}
     return {**masks, **newest_own(net)}

@@ -39,12 +39,12 @@ def write(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
 
 
 def products(left: Tensor, right: Tensor) -> Tensor:
-    """Rows (m x d) and rows (n x d) -> their inner products (m x n) in float64.
+    """Rows (m x d) and rows (n x d) -> their inner products (m x n) in float64, on the CPU.
 
     In float32 squares of a well-learnt task's tiny gradients vanish, and a Gram matrix can have
     negative eigenvalues.
     """
-    total = torch.zeros(len(left), len(right), dtype=torch.float64, device=left.device)
+    total = torch.zeros(len(left), len(right), dtype=torch.float64)
     for a, b in zip(left.split(COLUMNS, dim=1), right.split(COLUMNS, dim=1), strict=True):
-        total += a.double() @ b.double().T
+        total += a.cpu().double() @ b.cpu().double().T
     return total

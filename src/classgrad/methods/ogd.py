@@ -108,7 +108,8 @@ class OGD(Method):
             chosen = index[: count - done]
             with net.samples_apart():
                 x = task.transform(task.train.unit_images(index, found.dtype))
-                logits = net(x, task.id)[range(len(chosen)), task.train.labels[chosen]]
+                rows = torch.arange(len(chosen))
+                logits = net(x, task.id)[rows, task.train.labels[chosen]]
             for logit in logits:
                 parts = torch.autograd.grad(
                     logit, self._weights, retain_graph=True, materialize_grads=True
@@ -159,5 +160,5 @@ def orthonormal(rows: Tensor) -> Tensor:
     """
     values, vectors = torch.linalg.eigh(products(rows, rows))
     kept = values > DEPENDENT
-    directions: Tensor = (vectors[:, kept] / values[kept].sqrt()).T.to(rows.dtype) @ rows
+    directions: Tensor = (vectors[:, kept] / values[kept].sqrt()).T.to(rows) @ rows
     return directions

@@ -166,7 +166,7 @@ class TRGP(Projected):
         weights = [site.weight for site in sites.values()]
         found = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
         return {
-            name: site.matrix(gradient).double()
+            name: site.matrix(gradient).cpu().double()
             for (name, site), gradient in zip(sites.items(), found, strict=True)
         }
 

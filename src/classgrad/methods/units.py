@@ -80,7 +80,7 @@ def drop_zeros(net: Network, before: dict[str, int]) -> None:
     taken = {}
     for target, groups in unit_groups(net, before).items():
         alive = torch.stack([group.flatten(1).any(1) for group in groups]).any(0)
-        kept = before[target] + alive.nonzero().flatten()
+        kept = before[target] + alive.nonzero().flatten().cpu()
         taken[target] = torch.cat([torch.arange(before[target]), kept])
     if any(len(taken[target]) < number for target, number in width(net).items()):
         rearrange(net, taken)

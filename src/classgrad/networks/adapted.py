@@ -48,7 +48,8 @@ def task_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> TaskBa
 def width_of(trunk: nn.Module, input_shape: tuple[int, ...]) -> int:
     """Return how many numbers the trunk makes of an input."""
     training = trunk.training
-    x = torch.zeros(2, *input_shape, dtype=next(trunk.parameters()).dtype)
+    like = next(trunk.parameters())
+    x = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
     try:
         with torch.no_grad():
             made = trunk.eval()(x)

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from classgrad.errors import UserError
 from classgrad.networks.layers import PerTask, TaskBatchNorm
-from classgrad.networks.network import Network
+from classgrad.networks.network import Network, draw
 from classgrad.networks.trunk import Trunk, Wire
 
 
@@ -199,7 +199,7 @@ def grow(net: Network, more: dict[str, int], generator: torch.Generator) -> None
             drawn = torch.empty(fresh.shape, dtype=fresh.dtype)
             fresh.copy_(drawn.uniform_(-bound, bound, generator=generator))
             if layer.bias is not None and not relu:
-                layer.bias[before[wire.target] :].uniform_(-bound, bound, generator=generator)
+                draw(layer.bias[before[wire.target] :], bound, generator)
 
 
 def resize(net: Network, sizes: dict[str, list[int]]) -> None:
@@ -244,12 +244,13 @@ def spread(values: Tensor, positions: int) -> Tensor:
     """
     if values.dtype == torch.bool:
         return values.repeat_interleave(positions)
-    columns = values[:, None] * positions + torch.arange(positions)
+    columns = values[:, None] * positions + torch.arange(positions, device=values.device)
     return torch.where(values[:, None] < 0, -1, columns).flatten()
 
 
 def picked(values: Tensor, dim: int, numbers: Tensor, fresh: float = 0.0) -> Tensor:
     """Return a copy with these rows or columns in this order; -1 gives one of `fresh`."""
+    numbers = numbers.to(values.device)
     found = values.detach().index_select(dim, numbers.clamp(min=0))
     return found.index_fill_(dim, (numbers < 0).nonzero().flatten(), fresh)
 

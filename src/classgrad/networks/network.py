@@ -196,7 +196,14 @@ def initialise(module: nn.Module, generator: torch.Generator, scheme: str = "def
             fan_in = layer.weight[0].numel()
             bound = math.sqrt((6 if scheme == "relu" else 1) / fan_in)
             with torch.no_grad():
-                layer.weight.uniform_(-bound, bound, generator=generator)
+                draw(layer.weight, bound, generator)
                 if layer.bias is not None:
                     edge = 0.0 if scheme == "relu" else bound
-                    layer.bias.uniform_(-edge, edge, generator=generator)
+                    draw(layer.bias, edge, generator)
+
+
+def draw(values: Tensor, bound: float, generator: torch.Generator) -> None:
+    """Fill a tensor with numbers between -bound and bound."""
+    # On the CPU, where the generators are: the same draws on every device.
+    drawn = torch.empty_like(values, device="cpu")
+    values.copy_(drawn.uniform_(-bound, bound, generator=generator))
