@@ -15,7 +15,7 @@ from classgrad import benchmarks, metrics, networks, run_state, seeds
 from classgrad.checkpoints import Keeper
 from classgrad.errors import UserError
 from classgrad.evaluation import Judge, Score, accuracy, evaluate
-from classgrad.loop import LossNotFinite, Observer
+from classgrad.loop import LossNotFinite, Observer, Progress
 from classgrad.methods.base import Fit, Method
 from classgrad.networks.network import Network
 from classgrad.plan import Plan, make_plan
@@ -124,6 +124,11 @@ class Run:
         finally:
             self.method.close()
         return self.record
+
+    def share_done(self, at: Progress) -> float:
+        """Return how much of the whole run is done."""
+        share = at.step / at.steps
+        return share if self.method.joint else (at.task + share) / len(self.stream)
 
     def learn(self, number: int) -> None:
         """Learn one task and measure."""
