@@ -166,28 +166,27 @@ def carry_out(
 ) -> "Sequence[Status]":
     """Show what there is to do, and do it; return how each job ended that was not done before."""
     from classgrad.experiments.checks import Streams
-    from classgrad.experiments.estimate import Estimate, finished_records
+    from classgrad.experiments.estimate import Estimate, finished_records, in_all
     from classgrad.experiments.live import showing
     from classgrad.experiments.local import execute
     from classgrad.experiments.tables import duration, plan_table
 
-    states = [(job, job.state()) for job in jobs]
-    todo = [job for job, state in states if state != "done"]
+    states = [job.state() for job in jobs]
+    todo = [job for job, state in zip(jobs, states, strict=True) if state != "done"]
     with console.status("looking at data and settings"):
         streams = Streams(options.data_dir)
         streams.refuse_what_cannot_run(todo)
         estimate = Estimate(finished_records(out) if todo else [], streams.facts, options.threads)
-        seconds = estimate.of_jobs(todo, options.count)
-    console.print(plan_table(states))
+        seconds = [estimate.of_job(job) if job in todo else 0.0 for job in jobs]
+    console.print(plan_table(jobs, states, seconds))
     if not todo:
         console.print("all runs are done")
         return []
     early = any(job.plan.training.schedule == "plateau" for job in todo)
     console.print(
-        f"{len(todo)} of {len(jobs)} runs to do: about {duration(seconds)}"
+        f"{len(todo)} of {len(jobs)} runs to do: about {duration(in_all(seconds, options.count))}"
         + (f" with {options.count} at once" if options.count > 1 else "")
-        + (", less where training stops early" if early else ""),
-        soft_wrap=True,
+        + (", less where training stops early" if early else "")
     )
     if dry_run:
         return []

@@ -33,11 +33,6 @@ class Estimate:
         self._known = [(record, plan) for record in records if (plan := plan_of(record))]
         self._steps: dict[str, float] = {}
 
-    def of_jobs(self, jobs: Sequence[Job], count: int) -> float:
-        """Return the seconds all of these jobs will take, so many at once."""
-        found = [self.of_job(job) for job in jobs]
-        return max(sum(found) / count, max(found, default=0.0))
-
     def of_job(self, job: Job) -> float:
         """Return the seconds a job will take, from where it is."""
         record = job.record()
@@ -83,6 +78,15 @@ class Estimate:
             finally:
                 torch.set_num_threads(before)
         return self._steps[key]
+
+
+def in_all(seconds: Sequence[float], count: int) -> float:
+    """Return how long jobs take together, so many at once.
+
+    >>> in_all([4, 2, 2], count=2), in_all([9, 2, 2], count=2)
+    (4.0, 9)
+    """
+    return max(sum(seconds) / count, max(seconds, default=0.0))
 
 
 def timed_step(plan: Plan, facts: Facts) -> float:

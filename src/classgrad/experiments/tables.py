@@ -11,17 +11,21 @@ from classgrad.experiments.jobs import Job, State
 from classgrad.report import number
 
 
-def plan_table(jobs: Sequence[tuple[Job, State]]) -> Table:
+def plan_table(jobs: Sequence[Job], states: Sequence[State], seconds: Sequence[float]) -> Table:
     """Return the jobs before they are run; those that differ in the seed only share a row."""
     found = plain_table()
     found.add_column("run", overflow="fold")
     for heading in ("method", "seed", "state"):
-        found.add_column(heading, no_wrap=True)
-    seeds: dict[tuple[str, str, State], list[int]] = {}
-    for job, state in jobs:
-        seeds.setdefault((job.label, job.plan.method.name, state), []).append(job.plan.seed)
-    for (label, method, state), several in seeds.items():
-        found.add_row(label, method, ", ".join(map(str, several)), state)
+        found.add_column(heading)
+    found.add_column("about", justify="right", no_wrap=True)
+    rows: dict[tuple[str, str, State], list[tuple[int, float]]] = {}
+    for job, state, time in zip(jobs, states, seconds, strict=True):
+        row = rows.setdefault((job.label, job.plan.method.name, state), [])
+        row.append((job.plan.seed, time))
+    for (label, method, state), several in rows.items():
+        seeds = ", ".join(str(seed) for seed, _ in several)
+        time = sum(time for _, time in several)
+        found.add_row(label, method, seeds, state, duration(time) if time else "-")
     return found
 
 
@@ -29,12 +33,12 @@ def comparison(experiment: Experiment, rows: Sequence[Row]) -> Table:
     """Return measured and published figures, and whether they agree."""
     found = plain_table(f"{experiment.name}: {experiment.title} ({experiment.source})")
     found.caption = (
-        f"difference: of ACC; repeated: ACC and BWT within {experiment.tolerance:g} of the paper's"
+        f"diff.: of ACC; repeated: ACC and BWT within {experiment.tolerance:g} of the paper's"
     )
     found.caption_justify = "left"
     found.add_column("line", overflow="fold")
-    for heading in ("ACC %", "BWT", "paper: ACC", "BWT", "difference", "repeated"):
-        found.add_column(heading, justify="right")
+    for heading in ("ACC %", "BWT", "paper\nACC %", "paper\nBWT", "diff.", "repeated"):
+        found.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         found.add_row(
             row.label,
@@ -52,10 +56,10 @@ def measured(figure: Figure, signed: bool = False) -> str:
     """Return a mean, with its deviation if there is one.
 
     >>> measured(Figure(74.0, 0.25)), measured(Figure(-0.5), signed=True), measured(Figure())
-    ('74.00 ± 0.25', '-0.50', '-')
+    ('74.00 ± 0.2', '-0.50', '-')
     """
     mean = number(figure.mean, signed)
-    return mean if figure.deviation is None else f"{mean} ± {figure.deviation:.2f}"
+    return mean if figure.deviation is None else f"{mean} ± {figure.deviation:.1f}"
 
 
 def plain_table(title: str | None = None) -> Table:
