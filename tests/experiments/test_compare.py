@@ -38,7 +38,8 @@ paper = { accuracy = 95.0 }
 
 
 def record(table, label, seed, accuracy, transfer=None, complete=True):
-    (plan,) = table.plans("fast", [seed])[label]
+    (line,) = [line for line in table.lines if line.label == label]
+    plan = line.plan(table.benchmark, "fast", seed)
     return RunRecord(
         **plan.as_dict(),
         tasks=["one"],

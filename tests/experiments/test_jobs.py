@@ -1,5 +1,6 @@
 """Which runs there are to do, what is known of them beforehand, and how they are named."""
 
+import json
 import shutil
 
 import pytest
@@ -68,8 +69,6 @@ def test_states_are_missing_cut_and_done(tmp_path):
 
 @pytest.mark.parametrize("benchmark", ["split-digits", "folder:somewhere"])
 def test_a_plan_goes_through_json_unchanged(benchmark):
-    import json
-
     plan = make_plan(benchmark, "gpm", seed=3, values={"energy": {"*": 0.91}, "epochs": 2})
     again = Plan.from_dict(json.loads(json.dumps(plan.as_dict())))
     assert again == plan

@@ -2,6 +2,7 @@
 not real runs, so that they start at once."""
 
 import io
+import json
 import os
 import signal
 import sys
@@ -83,11 +84,9 @@ def test_a_job_goes_to_its_process_as_json_with_its_threads(worker, jobs, tmp_pa
         "import json, os, sys\n"
         "job = json.loads(sys.stdin.readline())\n"
         "job['environment'] = os.environ.get('OMP_NUM_THREADS')\n"
-        "open(os.environ['PLACE'] + '/job.json', 'w').write(json.dumps(job))\n" + DONE[:0]
+        "open(os.environ['PLACE'] + '/job.json', 'w').write(json.dumps(job))\n"
     )
     execute(jobs[:1], Options(threads=3, save_minutes=2.5, data_dir=tmp_path), Watcher())
-    import json
-
     job = json.loads((tmp_path / "job.json").read_text())
     assert job["plan"] == json.loads(json.dumps(jobs[0].plan.as_dict()))
     assert job["folder"] == str(jobs[0].folder)
