@@ -1,5 +1,7 @@
-"""Jobs in processes: what they say, how they end, and how they are stopped. The processes here are
-not real runs, so that they start at once."""
+"""Jobs in processes: what they say, how they end, and how they are stopped.
+
+The processes here are no real runs, so that they start at once.
+"""
 
 import io
 import json
@@ -41,22 +43,6 @@ class Watcher(live.Lines):
     @property
     def text(self):
         return self.console.file.getvalue()
-
-
-@pytest.fixture
-def worker(tmp_path, monkeypatch):
-    """Return what puts a program in the place of the one that runs jobs."""
-    package = tmp_path / "fake" / "classgrad"
-    (package / "experiments").mkdir(parents=True)
-    for folder in (package, package / "experiments"):
-        (folder / "__init__.py").write_text("")
-    real = local.environment
-
-    def environment(threads):
-        return {**real(threads), "PYTHONPATH": str(package.parent), "PLACE": str(tmp_path)}
-
-    monkeypatch.setattr(local, "environment", environment)
-    return (package / "experiments" / "worker.py").write_text
 
 
 @pytest.fixture

@@ -39,6 +39,11 @@ def main() -> int:
     threading.Thread(target=end_with_input, daemon=True).start()
     if job["threads"] is not None:
         torch.set_num_threads(job["threads"])
+    return carry_out(job, send)
+
+
+def carry_out(job: dict[str, Any], send: Send) -> int:
+    """Do a job, and tell how it ended; return the exit code."""
     try:
         record = learn(job, send)
     except InUse as error:
