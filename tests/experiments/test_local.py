@@ -202,7 +202,7 @@ def on_screen(height, jobs):
 
 def test_on_a_terminal_there_is_a_table(jobs):
     text = on_screen(30, jobs)
-    for part in ("waiting", "task 3/10", "81.25", "-0.50", "failed", "the loss is nan"):
+    for part in ("waiting", "task 3/10", "20 %", "81.25", "-0.50", "failed", "the loss is nan"):
         assert part in text
     assert "3 runs: 1 waiting, 1 running, 1 failed" in text
 

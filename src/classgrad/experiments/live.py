@@ -6,7 +6,6 @@ from contextlib import contextmanager
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -87,15 +86,14 @@ def table(statuses: Sequence[Status], height: int) -> Table:
     found.add_column("run", no_wrap=True, overflow="ellipsis", max_width=LABEL_WIDTH)
     found.add_column("seed", justify="right")
     found.add_column("state", no_wrap=True, min_width=10)
-    found.add_column("", width=10)
-    for heading in ("ACC %", "BWT", "time"):
+    for heading in ("done", "ACC %", "BWT", "time"):
         found.add_column(heading, justify="right", no_wrap=True)
     for status in rows:
         found.add_row(
             status.job.label,
             str(status.job.plan.seed),
             state_words(status),
-            ProgressBar(total=1.0, completed=status.done, width=10),
+            f"{100 * status.done:.0f} %",
             number(status.accuracy),
             number(status.transfer, signed=True),
             time_words(status),
