@@ -177,7 +177,10 @@ def carry_out(
         streams = Streams(options.data_dir)
         streams.refuse_what_cannot_run(todo)
         estimate = Estimate(finished_records(out) if todo else [], streams.facts, options.threads)
-        seconds = [estimate.of_job(job) if job in todo else 0.0 for job in jobs]
+        seconds = [
+            0.0 if state == "done" else estimate.of_job(job)
+            for job, state in zip(jobs, states, strict=True)
+        ]
     console.print(plan_table(jobs, states, seconds))
     if not todo:
         console.print("all runs are done")

@@ -37,10 +37,10 @@ def test_the_nearest_record_decides():
     other, same = record(plan("ewc"), 3.0), record(plan(epochs=4), 20.0)
     exact = record(plan(epochs=4, tasks=10), 60.0)
     assert estimated(plan(), other) == pytest.approx(3)
-    assert estimated(plan(), same, other) == pytest.approx(10)
-    assert estimated(plan(tasks=10), exact, same, other) == pytest.approx(30)
+    assert estimated(plan(), other, same) == pytest.approx(10)
+    assert estimated(plan(tasks=10), other, same, exact) == pytest.approx(30)
     elsewhere = record(plan(benchmark="split-digits"), 1e9)
-    assert estimated(plan(), other, elsewhere) == pytest.approx(3)
+    assert estimated(plan(), elsewhere, other) == pytest.approx(3)
 
 
 def test_contrast_and_rounds_count_more():

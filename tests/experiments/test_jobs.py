@@ -34,9 +34,11 @@ def test_a_run_that_several_tables_show_is_one_job(tmp_path):
 
 
 def test_the_first_seed_of_all_lines_comes_first(tmp_path):
-    jobs = of_experiments(experiments.chosen("eta"), "fast", [4, 2], tmp_path)
-    assert [job.plan.seed for job in jobs] == [4] * 7 + [2] * 7
-    assert jobs[0].labels == ("η = 0.5",)
+    jobs = of_experiments(experiments.chosen("eta,components"), "fast", [4, 2], tmp_path)
+    assert [job.plan.seed for job in jobs] == [4] * 9 + [2] * 9
+    assert jobs[0].labels == ("eta: η = 0.5",)
+    (first, *_) = of_experiments(experiments.chosen("eta"), "fast", [4], tmp_path)
+    assert first.labels == ("η = 0.5",)
 
 
 def test_a_label_that_comes_twice_counts_once(tmp_path):

@@ -70,6 +70,7 @@ def test_a_job_goes_to_its_process_as_json_with_its_threads(worker, jobs, tmp_pa
         "import json, os, sys\n"
         "job = json.loads(sys.stdin.readline())\n"
         "job['environment'] = os.environ.get('OMP_NUM_THREADS')\n"
+        "job['apart'] = os.getsid(0) == os.getpid()\n"
         "open(os.environ['PLACE'] + '/job.json', 'w').write(json.dumps(job))\n"
     )
     execute(jobs[:1], Options(threads=3, save_minutes=2.5, data_dir=tmp_path), Watcher())
@@ -77,6 +78,7 @@ def test_a_job_goes_to_its_process_as_json_with_its_threads(worker, jobs, tmp_pa
     assert job["plan"] == json.loads(json.dumps(jobs[0].plan.as_dict()))
     assert job["folder"] == str(jobs[0].folder)
     assert (job["threads"], job["environment"]) == (3, "3")
+    assert job["apart"]  # Ctrl-C does not reach it
     assert (job["save_minutes"], job["data_dir"]) == (2.5, str(tmp_path))
 
 
