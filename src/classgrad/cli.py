@@ -1,4 +1,4 @@
-"""The command line: run, list, show, data, and learn, predict, info, forget.
+"""The command line: run, list, show, reproduce, sweep, data, and learn, predict, info, forget.
 
 What is heavy is imported inside the commands.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from classgrad import cli_data, cli_export, cli_info, cli_learn, cli_predict
+from classgrad import cli_data, cli_export, cli_info, cli_learn, cli_predict, cli_reproduce
 from classgrad.cli_words import SaveMinutes, SaveSteps, make_plans, parse_seeds, parse_settings
 from classgrad.errors import Stopped, UserError
 
@@ -37,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cli_data.app, name="data")
-for part in (cli_learn.app, cli_predict.app, cli_info.app):
+for part in (cli_learn.app, cli_predict.app, cli_info.app, cli_reproduce.app):
     app.registered_commands += part.registered_commands
 app.command(epilog=cli_export.EXAMPLES)(cli_export.export)
 
@@ -214,9 +214,10 @@ def progress_bar(console: "Console", run: "Run") -> "Iterator[Observer]":
     with bar(console, f"{run.method.name:<10}") as move:
 
         def observer(at: Progress) -> None:
-            share = at.step / at.steps
-            done = share if run.method.joint else (at.task + share) / tasks
-            move(done, f"task {at.task + 1}/{tasks} epoch {at.epoch + 1} loss {at.loss:.3f}")
+            move(
+                run.share_done(at),
+                f"task {at.task + 1}/{tasks} epoch {at.epoch + 1} loss {at.loss:.3f}",
+            )
 
         yield observer
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from classgrad.errors import UserError
+from classgrad.errors import UserError, shown
 
 if TYPE_CHECKING:
     from classgrad.plan import Plan
@@ -56,7 +56,7 @@ def make_plans(
     return plans
 
 
-def parse_seeds(text: str) -> list[int]:
+def parse_seeds(text: str, option: str = "--seed") -> list[int]:
     """Read one seed or several.
 
     >>> parse_seeds("1,2, 3")
@@ -64,10 +64,10 @@ def parse_seeds(text: str) -> list[int]:
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isascii() and word.isdigit() for word in words):
-        raise UserError(f"--seed takes whole numbers from 0 on, for example 1,2,3 (got {text!r})")
+        raise UserError(f"{option} takes whole numbers from 0 on, for example 1,2,3 (got {text!r})")
     seeds = [int(word) for word in words]
     if len(set(seeds)) < len(seeds):
-        raise UserError(f"--seed names one seed twice (got {text!r})")
+        raise UserError(f"{option} names one seed twice (got {text!r})")
     return seeds
 
 
@@ -84,8 +84,40 @@ def parse_settings(given: list[str]) -> dict[str, Any]:
             raise UserError(f"--set takes NAME=VALUE, for example eta=0.8 (got {pair!r})")
         if name in values:
             raise UserError(f"--set gives '{name}' twice")
-        try:
-            values[name] = json.loads(text)
-        except ValueError:
-            values[name] = text
+        values[name] = parse_value(text)
     return values
+
+
+def parse_grid(given: list[str]) -> dict[str, list[Any]]:
+    """Read NAME=VALUE,VALUE,... pairs; values that hold commas are given as a JSON list.
+
+    >>> parse_grid(["eta=0.5,0.7", 'energy=[{"*": 0.9}, 0.95]'])
+    {'eta': [0.5, 0.7], 'energy': [{'*': 0.9}, 0.95]}
+    """
+    grid: dict[str, list[Any]] = {}
+    for pair in given:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise UserError(
+                f"--over takes NAME=VALUE,VALUE, for example eta=0.5,0.7 (got {pair!r})"
+            )
+        if name in grid:
+            raise UserError(f"--over gives '{name}' twice: give all its values at once")
+        whole = parse_value(text)
+        words = [word.strip() for word in text.split(",") if word.strip()]
+        values = whole if isinstance(whole, list) else [parse_value(word) for word in words]
+        if not values:
+            raise UserError(f"--over gives '{name}' no value, for example eta=0.5,0.7")
+        twice = [value for value in values if values.count(value) > 1]
+        if twice:
+            raise UserError(f"--over gives '{name}' the value {shown(repr(twice[0]))} twice")
+        grid[name] = values
+    return grid
+
+
+def parse_value(text: str) -> Any:
+    """Read a value: JSON where it can be, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

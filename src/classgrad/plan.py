@@ -48,6 +48,22 @@ class Plan:
             "seed": self.seed,
         }
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Plan":
+        """Return the plan that `as_dict` describes; its benchmark must be in the table."""
+        method = dict(values["method"])
+        stream_options = benchmarks.find(values["benchmark"]).Options
+        return cls(
+            benchmark=values["benchmark"],
+            benchmark_options=stream_options(**values["benchmark_options"]).model_dump(),
+            method=methods.kind(method.pop("name"))(**method),
+            network=values["network"],
+            network_options=networks.options(values["network"], **values["network_options"]),
+            recipe=values["recipe"],
+            training=Training(**values["training"]),
+            seed=values["seed"],
+        )
+
     def folder_name(self) -> str:
         """Return a name that differs between runs that differ in any value."""
         text = json.dumps(self.as_dict(), sort_keys=True)

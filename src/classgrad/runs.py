@@ -147,6 +147,11 @@ class Run:
         if self.observer:
             self.observer(at)
 
+    def share_done(self, at: Progress) -> float:
+        """Return how much of the whole run is done."""
+        share = at.step / at.steps
+        return share if self.method.joint else (at.task + share) / len(self.stream)
+
     def learn(self, number: int) -> None:
         """Learn one task and measure."""
         task, seed = self.stream[number], self.plan.seed

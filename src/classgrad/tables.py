@@ -2,7 +2,7 @@
 
 import json
 
-from classgrad import recipes
+from classgrad import experiments, recipes
 from classgrad.benchmarks import BENCHMARKS
 from classgrad.benchmarks.folder import FolderOptions
 from classgrad.errors import unknown
@@ -22,6 +22,7 @@ def everything() -> dict[str, dict[str, str]]:
         },
         "networks": {name: network.summary for name, network in NETWORKS.items()},
         "recipes": {name: recipes.load(name).description for name in recipes.names()},
+        "experiments": {name: experiments.load(name).title for name in experiments.names()},
     }
 
 

@@ -25,6 +25,10 @@ LARGEST = 2**12
 PATIENCE = 1.0  # seconds for another process to take the lock over
 
 
+class InUse(UserError):
+    """Another process uses the folder."""
+
+
 @dataclass(frozen=True)
 class Owner:
     """A process: its number, the host it has this number on, and its start, as numbers recur."""
@@ -131,11 +135,11 @@ class Lock:
             f"'{self.path}' is not a lock of classgrad: remove it if no process uses the folder"
         )
 
-    def _refusal(self, owner: Owner) -> UserError:
+    def _refusal(self, owner: Owner) -> InUse:
         remedy = "wait until it ends, or stop it"
         if not owner.runs_here():
             remedy = f"if that process is gone, remove '{self.path}'"
-        return UserError(
+        return InUse(
             f"'{self.folder}' is in use by process {shown(owner.pid)} on '{shown(owner.host)}': "
             f"{remedy}"
         )

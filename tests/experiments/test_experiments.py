@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import pytest
 
 from classgrad import experiments
 from classgrad.errors import UserError
 from classgrad.records import RunRecord
 
+PAGE = Path(__file__).parent.parent.parent / "docs" / "reproduce.md"
 ALL = experiments.chosen("all")
 SMALL = """
 title = "Small"
@@ -124,6 +127,18 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path, change, message):
         experiments.load(str(file))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_page_lists_every_experiment_and_its_own_table_works(tmp_path):
+    page = PAGE.read_text(encoding="utf-8")
+    for experiment in ALL:
+        place = experiment.source.removeprefix("paper, ")
+        assert f"| `{experiment.name}` | {experiment.title} | {place} |" in page
+    own = tmp_path / "my-table.toml"
+    own.write_text(page.split("```toml\n")[1].split("```")[0], encoding="utf-8")
+    plans = experiments.load(str(own)).plans("fast", [1])
+    assert plans["CGP"][0].method.similarity == 0.8
+    assert plans["GPM"][0].training.epochs == 5
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one():

@@ -1,0 +1,210 @@
+"""The commands on many runs: reproduce the tables of the paper, or sweep over a grid."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from classgrad.cli_words import SaveMinutes, make_plans, parse_grid, parse_seeds, parse_settings
+from classgrad.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from classgrad.experiments.jobs import Job
+    from classgrad.experiments.local import Options
+    from classgrad.experiments.status import Status
+    from classgrad.plan import Plan
+
+app = typer.Typer()
+
+Recipe = Annotated[str, typer.Option(help="A recipe by name, or a .toml file.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at once, a process each.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, help="Threads of each run; by default 1 if several run at once."),
+]
+Out = Annotated[Path, typer.Option(help="Folder for the results.")]
+DataDir = Annotated[
+    Path | None, typer.Option(envvar="CLASSGRAD_DATA", help="Folder of the datasets.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print what would be run and how long it takes.")
+]
+
+
+@app.command(
+    epilog="Examples: classgrad reproduce all --dry-run | classgrad reproduce cifar100 --jobs 2 | "
+    "classgrad reproduce eta,lambda --recipe paper --seeds 1,2,3 | "
+    "classgrad reproduce my-table.toml"
+)
+def reproduce(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="An experiment, several with commas, all, or a .toml file; see 'classgrad list'."
+        ),
+    ],
+    recipe: Recipe = "fast",
+    seeds: Annotated[str, typer.Option(help="Seeds of every run, with commas.")] = "1",
+    jobs: Jobs = 1,
+    out: Out = Path("runs"),
+    data_dir: DataDir = None,
+    threads: Threads = None,
+    save_minutes: SaveMinutes = 5.0,
+    dry_run: DryRun = False,
+) -> None:
+    """Repeat tables and figures of the paper, and compare with what it prints.
+
+    Runs that are finished are not run again, and those cut short go on.
+    """
+    from rich.console import Console
+
+    from classgrad.experiments import chosen
+    from classgrad.experiments.compare import compare
+    from classgrad.experiments.jobs import of_experiments
+    from classgrad.experiments.tables import comparison
+
+    found = chosen(name)
+    listed = of_experiments(found, recipe, parse_seeds(seeds, "--seeds"), out)
+    console = Console(markup=False)  # brackets in names are no markup
+    options = options_of(jobs, threads, data_dir, save_minutes)
+    ended = carry_out(console, listed, out, options, dry_run)
+    if dry_run:
+        return
+    records = [record for job in listed if (record := job.record())]
+    for experiment in found:
+        console.print(comparison(experiment, compare(experiment, records, recipe)))
+    tell_failures(ended)
+
+
+@app.command(
+    epilog="Examples: classgrad sweep --over eta=0.5,0.7,0.9 --over seed=1,2,3 --jobs 2 | "
+    "classgrad sweep --method cgp,gpm --benchmark split-digits --over epochs=2,5 --dry-run"
+)
+def sweep(
+    benchmark: Annotated[
+        str, typer.Option("--benchmark", "-b", help="A stream of tasks; see 'classgrad list'.")
+    ] = "permuted-digits",
+    method: Annotated[
+        str, typer.Option("--method", "-m", help="A method, several with commas, or all.")
+    ] = "cgp",
+    network: Annotated[
+        str | None, typer.Option(help="A network; by default the recipe's choice.")
+    ] = None,
+    recipe: Recipe = "fast",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting of all runs."),
+    ] = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE,VALUE",
+            help="A setting, or seed, with the values to try. Can be repeated: all combinations.",
+        ),
+    ] = None,
+    jobs: Jobs = 1,
+    out: Out = Path("runs"),
+    data_dir: DataDir = None,
+    threads: Threads = None,
+    save_minutes: SaveMinutes = 5.0,
+    dry_run: DryRun = False,
+) -> None:
+    """Run every combination of some values, several at once, and compare them.
+
+    Runs that are finished are not run again, and those cut short go on.
+    """
+    from rich.console import Console
+
+    from classgrad import report
+    from classgrad.experiments.jobs import grid, of_plans
+
+    fixed, varied = parse_settings(settings or []), parse_grid(over or [])
+    both = sorted(fixed.keys() & varied.keys())
+    if both:
+        raise UserError(f"--set and --over both give '{both[0]}': give one of them")
+    labelled = []
+    for point in grid({"seed": [1], **varied}):  # one seed of all comes before the next one
+        seed = point.pop("seed")
+        for plan in make_plans(benchmark, method, network, recipe, seed, {**fixed, **point}):
+            labelled.append((label_of(plan, point), plan))
+    listed = of_plans(labelled, out)
+    console = Console(markup=False)  # brackets in names are no markup
+    options = options_of(jobs, threads, data_dir, save_minutes)
+    ended = carry_out(console, listed, out, options, dry_run)
+    records = [record for job in listed if (record := job.record()) and record.complete]
+    if records and not dry_run:
+        console.print(report.means(records))
+    tell_failures(ended)
+
+
+def label_of(plan: "Plan", point: dict[str, Any]) -> str:
+    """Name a run by its method and the values that are its own in the grid."""
+    from classgrad.methods import METHODS
+
+    # A setting that only another method has is not one of this run.
+    others = {name for kind in METHODS.values() for name in kind.names()}
+    own = [name for name in point if plan.method.accepts(name) or name not in others]
+    return " ".join([plan.method.name, *(f"{name}={point[name]}" for name in own)])
+
+
+def options_of(
+    jobs: int, threads: int | None, data_dir: Path | None, save_minutes: float
+) -> "Options":
+    """Return how jobs are to be run."""
+    from classgrad.experiments.local import Options
+
+    return Options(jobs, threads or (1 if jobs > 1 else None), data_dir, save_minutes)
+
+
+def carry_out(
+    console: "Console", jobs: "list[Job]", out: Path, options: "Options", dry_run: bool
+) -> "Sequence[Status]":
+    """Show what there is to do, and do it; return how each job ended that was not done before."""
+    from classgrad.experiments.checks import Streams
+    from classgrad.experiments.estimate import Estimate, finished_records, in_all
+    from classgrad.experiments.live import showing
+    from classgrad.experiments.local import execute
+    from classgrad.experiments.tables import duration, plan_table
+
+    states = [job.state() for job in jobs]
+    todo = [job for job, state in zip(jobs, states, strict=True) if state != "done"]
+    with console.status("looking at data and settings"):
+        streams = Streams(options.data_dir)
+        streams.refuse_what_cannot_run(todo)
+        estimate = Estimate(finished_records(out) if todo else [], streams.facts, options.threads)
+        seconds = [
+            0.0 if state == "done" else estimate.of_job(job)
+            for job, state in zip(jobs, states, strict=True)
+        ]
+    console.print(plan_table(jobs, states, seconds))
+    if not todo:
+        console.print("all runs are done")
+        return []
+    early = any(job.plan.training.schedule == "plateau" for job in todo)
+    console.print(
+        f"{len(todo)} of {len(jobs)} runs to do: about {duration(in_all(seconds, options.count))}"
+        + (f" with {options.count} at once" if options.count > 1 else "")
+        + (", less where training stops early" if early else "")
+    )
+    if dry_run:
+        return []
+    with showing(console) as show:
+        return execute(todo, options, show)
+
+
+def tell_failures(statuses: "Sequence[Status]") -> None:
+    """Leave with a line on what did not end well, if anything did not."""
+    bad = [status for status in statuses if status.state != "done"]
+    if not bad:
+        return
+    reasons = "; ".join(f"{status.job.title}: {status.why}" for status in bad)
+    line = f"{len(bad)} of {len(statuses)} runs did not end: {reasons}"
+    if not any(status.crash for status in bad):
+        raise UserError(line)
+    print(f"classgrad: {line}", file=sys.stderr)
+    raise typer.Exit(1)

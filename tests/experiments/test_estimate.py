@@ -1,0 +1,94 @@
+"""How long runs will take."""
+
+import pytest
+import torch
+
+from classgrad.experiments import estimate
+from classgrad.experiments.checks import Streams
+from classgrad.experiments.estimate import START, Estimate, finished_records
+from classgrad.experiments.jobs import of_plans
+from classgrad.plan import make_plan
+from classgrad.records import RunRecord, Seconds
+
+
+def plan(method="gpm", benchmark="permuted-digits", **values):
+    return make_plan(benchmark, method, values={"epochs": 2, "train_per_class": 10, **values})
+
+
+def record(of, seconds, **others):
+    return RunRecord(
+        **of.as_dict(), tasks=["a", "b"], seconds=Seconds(train=seconds), complete=True, **others
+    )
+
+
+def estimated(of, *records):
+    return Estimate(records, Streams(None).facts, threads=1).of_plan(of)
+
+
+def test_the_record_of_the_same_method_is_scaled_by_what_differs():
+    known = record(plan(), 8.0)
+    assert estimated(plan(), known) == pytest.approx(8)
+    assert estimated(plan(epochs=6), known) == pytest.approx(24)
+    assert estimated(plan(train_per_class=5), known) == pytest.approx(4)
+    assert estimated(plan(tasks=10), known) == pytest.approx(16)
+
+
+def test_the_nearest_record_decides():
+    other, same = record(plan("ewc"), 3.0), record(plan(epochs=4), 20.0)
+    exact = record(plan(epochs=4, tasks=10), 60.0)
+    assert estimated(plan(), other) == pytest.approx(3)
+    assert estimated(plan(), other, same) == pytest.approx(10)
+    assert estimated(plan(tasks=10), other, same, exact) == pytest.approx(30)
+    elsewhere = record(plan(benchmark="split-digits"), 1e9)
+    assert estimated(plan(), elsewhere, other) == pytest.approx(3)
+
+
+def test_contrast_and_rounds_count_more():
+    known = record(plan("finetune"), 3.0)
+    assert estimated(plan("cgp", contrast=0), known) == pytest.approx(3)
+    assert estimated(plan("cgp", contrast=0.1), known) == pytest.approx(6)
+    assert estimated(plan("den"), known) == pytest.approx(12)
+    assert estimated(plan("rcl", trials=5, child_epochs=4), known) == pytest.approx(30)
+
+
+def test_without_a_record_a_few_steps_are_timed(monkeypatch):
+    timed = []
+    monkeypatch.setattr(estimate, "timed_step", lambda *given: timed.append(given) or 0.5)
+    found = Estimate([], Streams(None).facts, threads=1)
+    steps = 2 * 5 * 100 / 32  # epochs, tasks, images and batch
+    assert found.of_plan(plan()) == pytest.approx(steps * 0.5)
+    assert found.of_plan(plan("cgp")) == pytest.approx(2 * steps * 0.5)
+    assert len(timed) == 1
+
+
+def test_a_step_takes_some_time_and_leaves_the_threads_alone(monkeypatch):
+    monkeypatch.setattr(estimate, "TIMED", 0.01)
+    before = torch.get_num_threads()
+    found = Estimate([], Streams(None).facts, threads=before + 1)
+    assert 1e-5 < found.step(plan()) < 1
+    assert torch.get_num_threads() == before
+
+
+def test_of_a_run_that_was_cut_only_the_rest_counts(tmp_path):
+    (job,) = of_plans([("a", plan())], tmp_path)
+    found = Estimate([record(plan(), 8.0)], Streams(None).facts, threads=1)
+    assert found.of_job(job) == pytest.approx(START + 8)
+    job.folder.mkdir()
+    half = record(plan(), 4.0, accuracy_matrix=[[90.0]])
+    half.complete = False
+    half.save(job.folder)
+    assert found.of_job(job) == pytest.approx(START + 4)
+
+
+def test_records_that_cannot_be_read_or_are_not_complete_are_passed_over(tmp_path):
+    for name, seconds in (("good", 1.0), ("bad", 2.0), ("half", 3.0)):
+        (tmp_path / name).mkdir()
+        found = record(plan(), seconds)
+        found.complete = name != "half"
+        found.save(tmp_path / name)
+    (tmp_path / "bad" / "record.json").write_text("{")
+    assert [found.seconds.total for found in finished_records(tmp_path)] == [1.0]
+    assert finished_records(tmp_path / "nowhere") == []
+    strange = record(plan(), 1.0)
+    strange.method = {"name": "forgotten"}
+    assert estimate.plan_of(strange) is None
