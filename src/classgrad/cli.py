@@ -1,4 +1,4 @@
-"""The command line: run, list, show, data, and learn, predict, info, forget.
+"""The command line: run, list, show, report, data, and learn, predict, info, forget.
 
 What is heavy is imported inside the commands.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from classgrad import cli_data, cli_export, cli_info, cli_learn, cli_predict
+from classgrad import cli_data, cli_export, cli_info, cli_learn, cli_predict, cli_report
 from classgrad.cli_words import SaveMinutes, SaveSteps, make_plans, parse_seeds, parse_settings
 from classgrad.errors import Stopped, UserError
 
@@ -40,6 +40,7 @@ app.add_typer(cli_data.app, name="data")
 for part in (cli_learn.app, cli_predict.app, cli_info.app):
     app.registered_commands += part.registered_commands
 app.command(epilog=cli_export.EXAMPLES)(cli_export.export)
+app.command(epilog=cli_report.EXAMPLES)(cli_report.report)
 
 
 @app.command(

@@ -1,0 +1,243 @@
+"""What a page says of records: a section for each benchmark, a row for each method in it."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from classgrad import experiments, recipes
+from classgrad.errors import unknown
+from classgrad.experiments import Experiment, Line
+from classgrad.records import Matrix, RunRecord
+from classgrad.report import grouped, label
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation of a figure over seeds; no deviation for one of them."""
+
+    mean: float
+    deviation: float | None = None
+
+    def text(self, signed: bool = False, digits: int = 1) -> str:
+        """Return it for people.
+
+        >>> Spread(93.456, 0.51).text(), Spread(-0.04).text(signed=True)
+        ('93.5 ± 0.5', '+0.0')
+        """
+        # Adding 0 makes a rounded -0 a 0.
+        mean = round(self.mean, digits) + 0.0
+        shown = f"{mean:{'+' if signed else ''}.{digits}f}".replace("-", "−")
+        return shown if self.deviation is None else f"{shown} ± {self.deviation:.{digits}f}"
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """Return mean and deviation, None if a value is not there.
+
+    >>> spread([1.0, 3.0, 5.0])
+    Spread(mean=3.0, deviation=2.0)
+    >>> spread([1.0, None]), spread([])
+    (None, None)
+    """
+    found = list(values)
+    known = [value for value in found if value is not None]
+    if not known or len(known) < len(found):
+        return None
+    return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What a paper prints for a row, and whether the row comes near enough (None: not known)."""
+
+    source: str
+    tolerance: float
+    accuracy: float
+    accuracy_repeated: bool | None
+    transfer: float | None
+    transfer_repeated: bool | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ in the seed only.
+
+    Figures are of the runs that ended; of all of them, as far as they got, if none did.
+    """
+
+    label: str
+    runs: list[RunRecord]  # every run
+    counted: list[RunRecord]  # those that the figures are of
+    papers: list[Paper]
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether the figures are of runs that ended."""
+        return all(run.complete for run in self.counted)
+
+    @property
+    def left_out(self) -> int:
+        """Number of runs that did not end and do not count."""
+        return len(self.runs) - len(self.counted)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seeds of the runs that count."""
+        return [run.seed for run in self.counted]
+
+    @property
+    def learnt(self) -> int:
+        """Number of tasks that every run has learnt."""
+        return min(len(run.accuracy_matrix) for run in self.counted)
+
+    def of(self, name: str) -> Spread | None:
+        """Return mean and deviation of a figure of the records."""
+        return spread(getattr(run, name) for run in self.counted)
+
+    @property
+    def accuracy(self) -> Spread | None:
+        """ACC."""
+        return self.of("average_accuracy")
+
+    @property
+    def seconds(self) -> float:
+        """Mean time of a run."""
+        return statistics.fmean(run.seconds.total for run in self.counted)
+
+    @property
+    def memory(self) -> float:
+        """Mean memory of a run, in bytes."""
+        return statistics.fmean(run.memory_bytes for run in self.counted)
+
+    def cell(self, after: int, task: int) -> Spread | None:
+        """Return the accuracy on a task after another, where every run has measured it."""
+        return spread(_entry(run.accuracy_matrix, after, task) for run in self.counted)
+
+    def average(self, after: int) -> Spread | None:
+        """Return the mean accuracy over the tasks learnt so far, after one of them."""
+        return spread(_average(run.accuracy_matrix, after) for run in self.counted)
+
+
+@dataclass(frozen=True)
+class Section:
+    """What is to be said of one benchmark with its options."""
+
+    number: int  # from 1
+    title: str
+    rows: list[Row]  # best accuracy first
+    reference: Row
+    tasks: list[str] = field(default_factory=list)
+
+    def difference(self, row: Row) -> Spread | None:
+        """Return a row's accuracy less the reference's, over the seeds both have, at the end."""
+        if not row.complete or not self.reference.complete:
+            return None
+        own, other = _by_seed(row), _by_seed(self.reference)
+        return spread(own[seed] - other[seed] for seed in own if seed in other)
+
+
+def sections(records: Sequence[RunRecord], against: str | None = None) -> list[Section]:
+    """Sort records into sections and rows; `against` is the label of the reference row."""
+    streams: dict[str, list[RunRecord]] = {}
+    for record in records:
+        options = sorted(record.benchmark_options.items())
+        streams.setdefault(repr((record.benchmark, options)), []).append(record)
+    titles = _titles([group[0] for group in streams.values()])
+    found = [
+        _section(number, title, group, against)
+        for number, (title, group) in enumerate(zip(titles, streams.values(), strict=True), 1)
+    ]
+    labels = [row.label for section in found for row in section.rows]
+    if against is not None and against not in labels:
+        raise unknown("row to compare with", against, labels)
+    return found
+
+
+def _section(number: int, title: str, records: list[RunRecord], against: str | None) -> Section:
+    groups = [_once(group) for group in grouped(records)]
+    lines = _lines([group[0] for group in groups])
+    rows = [
+        _row(label(group[0], records), group, printed)
+        for group, printed in zip(groups, lines, strict=True)
+    ]
+    rows.sort(key=lambda row: (not row.complete, -row.accuracy.mean if row.accuracy else 0.0))
+    reference = next((row for row in rows if row.label == against), rows[0])
+    longest = max((record.tasks for record in records), key=len)
+    return Section(number, title, rows, reference, longest)
+
+
+def _titles(records: Sequence[RunRecord]) -> list[str]:
+    """Name streams by the benchmark, and by the options that tell those of one name apart."""
+    titles = []
+    for record in records:
+        own = record.benchmark_options
+        alike = [r.benchmark_options for r in records if r.benchmark == record.benchmark]
+        differ = [key for key in own if any(other.get(key) != own[key] for other in alike)]
+        titles.append(", ".join([record.benchmark, *(f"{key}={own[key]}" for key in differ)]))
+    return titles
+
+
+def _once(records: list[RunRecord]) -> list[RunRecord]:
+    """Return one run for each seed, one that ended if there is one, in the order of seeds."""
+    runs: dict[int, RunRecord] = {}
+    for record in records:
+        if record.seed not in runs or (record.complete and not runs[record.seed].complete):
+            runs[record.seed] = record
+    return [runs[seed] for seed in sorted(runs)]
+
+
+def _row(name: str, runs: list[RunRecord], lines: Sequence[tuple[Experiment, Line]]) -> Row:
+    counted = [run for run in runs if run.complete] or runs
+    accuracy = _mean_at_end(counted, "average_accuracy")
+    transfer = _mean_at_end(counted, "backward_transfer")
+    papers: dict[tuple[float | None, ...], Paper] = {}  # several tables print some lines
+    for experiment, line in lines:
+        if line.paper is None:
+            continue
+        printed = (line.paper.accuracy, line.paper.transfer_percent)
+        papers.setdefault(
+            printed,
+            Paper(
+                source=f"{experiment.title}, {line.label} ({experiment.source})",
+                tolerance=experiment.tolerance,
+                accuracy=printed[0],
+                accuracy_repeated=experiment.repeated(accuracy, printed[0]),
+                transfer=printed[1],
+                transfer_repeated=experiment.repeated(transfer, printed[1]),
+            ),
+        )
+    return Row(name, runs, counted, list(papers.values()))
+
+
+def _mean_at_end(runs: list[RunRecord], name: str) -> float | None:
+    found = spread(getattr(run, name) if run.complete else None for run in runs)
+    return found.mean if found else None
+
+
+def _lines(records: Sequence[RunRecord]) -> list[list[tuple[Experiment, Line]]]:
+    """Return for each record the lines of experiments that it is a run of."""
+    known = {record.recipe for record in records} & set(recipes.names())
+    streams = {record.benchmark for record in records}
+    found: list[list[tuple[Experiment, Line]]] = [[] for _ in records]
+    for experiment in experiments.chosen("all"):
+        for recipe in sorted(known) if experiment.benchmark in streams else []:
+            runs = experiment.records(records, recipe)
+            for line in experiment.lines:
+                for place, record in enumerate(records):
+                    if any(run is record for run in runs[line.label]):
+                        found[place].append((experiment, line))
+    return found
+
+
+def _by_seed(row: Row) -> dict[int, float]:
+    return {
+        run.seed: run.average_accuracy for run in row.counted if run.average_accuracy is not None
+    }
+
+
+def _entry(matrix: Matrix, after: int, task: int) -> float | None:
+    return matrix[after][task] if after < len(matrix) and task < len(matrix[after]) else None
+
+
+def _average(matrix: Matrix, after: int) -> float | None:
+    found = spread(_entry(matrix, after, task) for task in range(after + 1))
+    return found.mean if found else None
