@@ -182,7 +182,8 @@ def _dots(found: dict[tuple[str, str], Spread]) -> list[Mark]:
 
 def _worst(found: dict[tuple[str, str], Spread]) -> str:
     task, name = max(found, key=lambda key: found[key].mean)
-    return f"most: {name} ({task}), {found[task, name].text(signed=True)}"
+    worst = found[task, name]
+    return f"most: {name} ({task}), {worst.text()}" if worst.mean > 0 else "no class lost anything"
 
 
 def room(section: Section) -> Figure | None:
@@ -195,7 +196,7 @@ def room(section: Section) -> Figure | None:
     return Lines(
         kind="room",
         title="Room left in each layer",
-        note="Directions of a layer's input that are not protected, %, after each task.",
+        note="Directions of a layer, or its units, that are not protected, %, after each task.",
         values=Values(
             ["layer", "method", *(str(task + 1) for task in _places(section))],
             [
@@ -237,7 +238,7 @@ def _shares(row: Row, section: Section) -> dict[str, list[Mark | None]]:
                 marks.append(None)
                 continue
             taken = sum(one.ranks[place] for one in several) / len(several)
-            of = f"{taken:.0f} of {several[0].dimension} directions taken"
+            of = f"{taken:.0f} of {several[0].dimension} taken"
             tip = f"{row.label}, {name}, after {task}: {left.text()} % left, {of}"
             marks.append(Mark(left.mean, tip))
         found[name] = marks

@@ -15,6 +15,7 @@ from classgrad.page.figures import (
     Lines,
     Mark,
     Series,
+    swarm,
     ticks,
 )
 from classgrad.page.markup import Markup, element, joined
@@ -50,8 +51,11 @@ def lines(figure: Lines, panel: LinePanel) -> Markup:
         share = (value - figure.low) / (figure.high - figure.low)
         return top + (height - top - bottom) * (1 - share)
 
-    parts = [_rule(left, width - right, y_of(t), f"{t:g}") for t in ticks(figure.low, figure.high)]
-    every = -(-figure.count // 10)
+    parts = [
+        _rule(left, width - right, y_of(tick), f"{tick:g}")
+        for tick in ticks(figure.low, figure.high, 5 if named else 4)
+    ]
+    every = -(-figure.count // (10 if named else 6))
     parts += [
         _text(x_of(place), height - bottom + 14, str(place + 1), "middle")
         for place in range(0, figure.count, every)
@@ -188,14 +192,10 @@ def dots(figure: Dots, panel: DotPanel) -> Markup:
         kind = "zero" if tick == 0 else "rule"
         parts.append(element("path", class_=kind, d=f"M{x_of(tick):.1f} 4V52"))
         parts.append(_text(x_of(tick), 65, f"{tick:g}".replace("-", "−"), "middle"))
-    columns: dict[int, list[Mark]] = {}
-    for dot in panel.dots:
-        columns.setdefault(round(x_of(dot.value) / 5), []).append(dot)
-    for column in columns.values():
-        step = min(5.0, 42 / len(column))
-        for i, dot in enumerate(column):
-            y = middle + (i - (len(column) - 1) / 2) * step
-            parts.append(_told("circle", dot, class_="dot", cx=x_of(dot.value), cy=y, r=2.6))
+    places = swarm([dot.value for dot in panel.dots], figure.low, figure.high)
+    for dot, place in zip(panel.dots, places, strict=True):
+        y = middle + 22 * place
+        parts.append(_told("circle", dot, class_="dot", cx=x_of(dot.value), cy=y, r=2.6))
     if panel.dots:
         mean = sum(dot.value for dot in panel.dots) / len(panel.dots)
         parts.append(element("path", class_="mean", d=f"M{x_of(mean):.1f} 2V54"))

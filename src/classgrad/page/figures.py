@@ -4,6 +4,8 @@ A figure has panels that share their scale, and a table with all that it shows.
 """
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -122,6 +124,22 @@ class Bars(Figure):
     """Amounts."""
 
     panels: list[BarPanel]
+
+
+def swarm(values: Sequence[float], low: float, high: float, columns: int = 50) -> list[float]:
+    """Return how far from the middle, at most 1, values are put so as not to cover each other.
+
+    >>> swarm([0.0, 5.0, 5.0], 0, 10)
+    [0.0, -0.12, 0.12]
+    """
+    places = [round((value - low) / (high - low) * columns) for value in values]
+    counts, seen = Counter(places), Counter[int]()
+    found = []
+    for place in places:
+        step = min(0.24, 2 / counts[place])
+        found.append(step * (seen[place] - (counts[place] - 1) / 2))
+        seen[place] += 1
+    return found
 
 
 def step_of(low: float, high: float, most: int = 5) -> float:

@@ -12,17 +12,17 @@ from classgrad.page.figures import BarPanel, Bars, Figure, Heat, LinePanel, Line
 from classgrad.page.markup import Markup, element, joined
 from classgrad.page.runs import run_list
 from classgrad.page.summary import Section
-from classgrad.page.tables import comparison_table
+from classgrad.page.tables import columns, comparison_table, sources
 
 WORDS = {
     "ACC": "mean accuracy over all tasks at the end, in per cent.",
     "BWT": "backward transfer: what learning later tasks did to the accuracy on earlier ones, in "
     "points, mean over tasks; below zero is forgetting.",
-    "No task": "ACC when it is not told which task an image is of: by the most confident head, or "
+    "no task": "ACC when it is not told which task an image is of: by the most confident head, or "
     "by the nearest prototype of a class.",
-    "Difference": "ACC less that of the reference, seed by seed, over the seeds both have: mean ± "
+    "difference": "ACC less that of the reference, seed by seed, over the seeds both have: mean ± "
     "standard deviation.",
-    "Paper": "the published figure, and how far the row is from it: ≈ within the tolerance of the "
+    "paper": "the published figure, and how far the row is from it: ≈ within the tolerance of the "
     "experiment, ≠ beyond it.",
 }
 
@@ -43,11 +43,12 @@ def document(title: str, lead: str, sections: Sequence[Section]) -> str:
         element("title", title),
         element("style", Markup(style)),
     )
+    several = len(sections) > 1
     content = element(
         "main",
         element("header", element("h1", title), element("p", lead, class_="lead")),
-        *([_contents(sections)] if len(sections) > 1 else []),
-        *(_section(section) for section in sections),
+        *([_contents(sections)] if several else []),
+        *(_section(section, section.title if several else "Comparison") for section in sections),
         _all_runs(sections),
         element("footer", f"Made by classgrad {version('classgrad')}."),
         id="content",
@@ -74,16 +75,29 @@ def _contents(sections: Sequence[Section]) -> Markup:
     return element("nav", element("ul", *links), aria_label="Benchmarks")
 
 
-def _section(section: Section) -> Markup:
-    words = [joined(element("dt", word), element("dd", text)) for word, text in WORDS.items()]
+def _section(section: Section, title: str) -> Markup:
+    names = " ".join(columns(section))
+    words = [(word, text) for word, text in WORDS.items() if word in names]
+    papers = [
+        (
+            f"{row.label}: {paper.source}",
+            f"A figure counts as repeated within ± {paper.tolerance:g}.",
+        )
+        for row, paper in sources(section)
+    ]
     return element(
         "section",
-        element("h2", section.title),
+        element("h2", title),
         comparison_table(section),
-        folded("What the columns mean", element("dl", *words)),
+        folded("What the columns mean", _defined(words)),
+        *([folded("Where the paper's figures are from", _defined(papers))] if papers else []),
         *(_figure(figure) for figure in figures(section)),
         id=f"benchmark-{section.number}",
     )
+
+
+def _defined(pairs: Sequence[tuple[str, str]]) -> Markup:
+    return element("dl", *(joined(element("dt", a), element("dd", b)) for a, b in pairs))
 
 
 def _figure(figure: Figure) -> Markup:
@@ -117,8 +131,8 @@ def _layout(figure: Figure) -> str:
     """Say how much space a panel needs."""
     if isinstance(figure, Lines) and len(figure.panels) == 1:
         return "one"
-    if isinstance(figure, Heat) and max(len(panel.cells) for panel in figure.panels) <= 6:
-        return "narrow"
+    if isinstance(figure, Heat):
+        return "narrow" if max(len(panel.cells) for panel in figure.panels) <= 6 else "large"
     return "wide" if isinstance(figure, Bars) else "usual"
 
 
@@ -133,7 +147,7 @@ def _key(figure: Figure) -> list[Markup]:
 
 def _line_key(panels: Sequence[LinePanel]) -> list[Markup]:
     styles = {one.label: one.style for panel in panels for one in panel.series}
-    if any(panel.others for panel in panels):
+    if len(styles) == 1 or any(panel.others for panel in panels):
         return []
     items = [element("li", swatch(style), label) for label, style in styles.items()]
     return [element("ul", *items, class_="key")]
@@ -163,5 +177,8 @@ def folded(title: str, content: str) -> Markup:
 
 
 def _all_runs(sections: Sequence[Section]) -> Markup:
-    runs = [joined(element("h3", section.title), run_list(section)) for section in sections]
+    runs = [
+        joined(*([element("h3", section.title)] if len(sections) > 1 else []), run_list(section))
+        for section in sections
+    ]
     return element("section", element("h2", "Runs"), *runs, id="runs")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from classgrad.data.files import write_atomic
 from classgrad.page.contents import figures
 from classgrad.page.drawing import STYLES, short
-from classgrad.page.figures import Bars, Dots, Figure, Heat, Lines
+from classgrad.page.figures import Bars, Dots, Figure, Heat, Lines, swarm
 from classgrad.page.shades import ANCHORS, depth, shade
 from classgrad.page.summary import Section
 
@@ -146,8 +146,10 @@ def _heat(figure: Heat, axis: Any, panel: Any) -> None:
 
 def _dots(figure: Dots, axis: Any, panel: Any) -> None:
     values = [dot.value for dot in panel.dots]
-    axis.hist(values, bins=30, range=(figure.low, figure.high), color=COLOURS[0])
+    axis.scatter(values, swarm(values, figure.low, figure.high), s=9, alpha=0.6, color=COLOURS[0])
     axis.set_xlim(figure.low, figure.high)
+    axis.set_ylim(-1.2, 1.2)
+    axis.set_yticks([])
     axis.set_xlabel(figure.axis, fontsize=8)
 
 

@@ -1,14 +1,16 @@
 """What a page says of records: a section for each benchmark, a row for each method in it."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from classgrad import experiments, recipes
-from classgrad.errors import unknown
+from classgrad.errors import UserError, shown, unknown
 from classgrad.experiments import Experiment, Line
 from classgrad.records import Matrix, RunRecord
 from classgrad.report import grouped, label
+
+HUGE = 1e9  # beyond any accuracy, and any number of seconds
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,8 @@ class Section:
 
 def sections(records: Sequence[RunRecord], against: str | None = None) -> list[Section]:
     """Sort records into sections and rows; `against` is the label of the reference row."""
+    for record in records:
+        _refuse_huge(record)
     streams: dict[str, list[RunRecord]] = {}
     for record in records:
         options = sorted(record.benchmark_options.items())
@@ -150,6 +154,26 @@ def sections(records: Sequence[RunRecord], against: str | None = None) -> list[S
     if against is not None and against not in labels:
         raise unknown("row to compare with", against, labels)
     return found
+
+
+def _refuse_huge(record: RunRecord) -> None:
+    """Refuse figures that no run can have, and no axis."""
+    numbers = _numbers(record.model_dump(exclude={"method", "training", "parameters"}))
+    largest = max(numbers, key=abs, default=0.0)
+    if abs(largest) > HUGE:
+        raise UserError(
+            f"a run of {shown(record.method_name)} with seed {shown(record.seed)} has a figure of "
+            f"{largest:g}, which cannot be: leave it out"
+        )
+
+
+def _numbers(value: object) -> Iterator[float]:
+    """Return all numbers with a point in a record."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(part)
 
 
 def _section(number: int, title: str, records: list[RunRecord], against: str | None) -> Section:
@@ -172,8 +196,14 @@ def _titles(records: Sequence[RunRecord]) -> list[str]:
         own = record.benchmark_options
         alike = [r.benchmark_options for r in records if r.benchmark == record.benchmark]
         differ = [key for key in own if any(other.get(key) != own[key] for other in alike)]
-        titles.append(", ".join([record.benchmark, *(f"{key}={own[key]}" for key in differ)]))
+        titles.append(
+            ", ".join([record.benchmark, *(f"{key}={_word(own[key])}" for key in differ)])
+        )
     return titles
+
+
+def _word(value: object) -> str:
+    return "none" if value is None else str(value)
 
 
 def _once(records: list[RunRecord]) -> list[RunRecord]:

@@ -28,22 +28,27 @@ def comparison_table(section: Section) -> Markup:
     """Return the table of a section, whose columns can be sorted."""
     names = columns(section)
     head = [
-        element("th", element("button", name, type="button"), scope="col", aria_sort=order)
+        element(
+            "th",
+            element("button", name, type="button"),
+            scope="col",
+            aria_sort=order,
+            role="columnheader",
+        )
         for name, order in zip(names, _orders(names), strict=True)
     ]
     lines = [_line(section, row, names) for row in section.rows]
     table = element(
         "table",
-        element("caption", caption(section)),
+        *([element("caption", caption(section))] if caption(section) else []),
         element("thead", element("tr", *head, role="row"), role="rowgroup"),
         element("tbody", *lines, role="rowgroup"),
         id=f"comparison-{section.number}",
         class_="sortable",
         role="table",
     )
-    return element(
-        "div", table, class_="scroll", role="region", tabindex="0", aria_label="Comparison"
-    )
+    told = f"Comparison on {section.title}"
+    return element("div", table, class_="scroll", role="region", tabindex="0", aria_label=told)
 
 
 def _orders(names: Sequence[str]) -> list[str]:
@@ -52,20 +57,22 @@ def _orders(names: Sequence[str]) -> list[str]:
 
 def _line(section: Section, row: Row, names: Sequence[str]) -> Markup:
     marks = [] if row.complete else [element("span", state_of(row.counted[0]), class_="badge")]
-    if row is section.reference:
+    if row is section.reference and "difference" in names:
         marks.append(element("span", "reference", class_="badge quiet"))
     cells = [
         element(
             "td",
             element("span", cell.text, class_="number"),
             *([_remark(cell)] if cell.remark else []),
-            data_value=NONE if cell.value is None else repr(cell.value),
+            data_value=None if cell.value is None else repr(cell.value),
             data_label=name,
             role="cell",
         )
         for name, cell in zip(names[1:], cells_of(section, row), strict=True)
     ]
-    return element("tr", element("th", row.label, *marks, scope="row"), *cells, role="row")
+    return element(
+        "tr", element("th", row.label, *marks, scope="row", role="rowheader"), *cells, role="row"
+    )
 
 
 def _remark(cell: Cell) -> Markup:
@@ -74,16 +81,19 @@ def _remark(cell: Cell) -> Markup:
 
 def caption(section: Section) -> str:
     """Say what the figures are of."""
-    return (
-        "Mean ± standard deviation over seeds. Difference: of ACC to "
-        f"{section.reference.label}, seed by seed."
-    )
+    several = any(len(row.seeds) > 1 for row in section.rows)
+    words = ["Mean ± standard deviation over seeds."] if several else []
+    if "difference" in columns(section):
+        words.append(f"Difference: of ACC to {section.reference.label}, seed by seed.")
+    return " ".join(words)
 
 
 def columns(section: Section) -> list[str]:
     """Return what is over the columns; those of the paper and of capacity where they are known."""
     papers = [paper for row in section.rows for paper in row.papers]
-    names = ["method", "ACC %", "BWT", "no task: confidence", "no task: prototypes", "difference"]
+    names = ["method", "ACC %", "BWT", "no task: confidence", "no task: prototypes"]
+    if len(section.rows) > 1:
+        names.append("difference")
     if papers:
         names.append("paper ACC")
     if any(paper.transfer is not None for paper in papers):
@@ -108,8 +118,10 @@ def cells_of(section: Section, row: Row) -> list[Cell]:
         _figure(row.of("backward_transfer"), signed=True),
         _figure(row.of("average_accuracy_task_free")),
         _figure(row.of("average_accuracy_task_free_prototypes")),
-        Cell(NONE) if row is section.reference else _figure(section.difference(row), signed=True),
     ]
+    if "difference" in names:
+        apart = None if row is section.reference else section.difference(row)
+        cells.append(_figure(apart, signed=True))
     if "paper ACC" in names:
         cells.append(_paper(row, row.accuracy, "accuracy"))
     if "paper BWT" in names:
@@ -145,9 +157,9 @@ def _paper(row: Row, own: Spread | None, name: str, signed: bool = False) -> Cel
     return Cell(texts, value, f"{'≈' if repeated else '≠'} {apart}", not repeated)
 
 
-def sources(section: Section) -> list[Paper]:
+def sources(section: Section) -> list[tuple[Row, Paper]]:
     """Return where the published figures of a section are from."""
-    return [paper for row in section.rows for paper in row.papers]
+    return [(row, paper) for row in section.rows for paper in row.papers]
 
 
 def markdown(sections: Sequence[Section]) -> str:
@@ -168,7 +180,11 @@ def _markdown(section: Section, titled: bool) -> str:
 
 def _name(section: Section, row: Row) -> str:
     state = "" if row.complete else f" ({state_of(row.counted[0])})"
-    return row.label + state + (" (reference)" if row is section.reference else "")
+    return (
+        row.label
+        + state
+        + (" (reference)" if row is section.reference and len(section.rows) > 1 else "")
+    )
 
 
 def _cell(text: str) -> str:
