@@ -73,9 +73,13 @@ def report(
         write_text(file, text)
     told = sys.stderr if printed else sys.stdout
     if pictures:
+        from rich.console import Console
+
+        from classgrad.cli_bar import bar
         from classgrad.page.pictures import draw
 
-        count = len(draw(found, pictures))
+        with bar(Console(stderr=True), "pictures") as move:
+            count = len(draw(found, pictures, move))
         print(f"pictures  {pictures}: {count} files", file=told)
     print(f"page      {out}", file=told)
 

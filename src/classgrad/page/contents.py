@@ -190,7 +190,7 @@ def room(section: Section) -> Figure | None:
     """Return the share of each layer's directions that is free: a frame for each layer."""
     shares = {row.label: _shares(row, section) for row in section.rows}
     layers = list(dict.fromkeys(name for found in shares.values() for name in found))
-    if not layers:
+    if not layers or not section.tasks:
         return None
     styles = {label: place for place, label in enumerate(k for k, v in shares.items() if v)}
     return Lines(

@@ -41,8 +41,8 @@ def drawings(figure: Figure) -> list[Markup]:
 def lines(figure: Lines, panel: LinePanel) -> Markup:
     """Draw lines over tasks; several in the only frame have their names at their ends."""
     named = len(figure.panels) == 1
-    width, height = (420.0, 240.0) if named else (240.0, 140.0)
-    left, right, top, bottom = 34.0, 100.0 if named else 10.0, 10.0, 34.0
+    width, height = (360.0, 215.0) if named else (240.0, 140.0)
+    left, right, top, bottom = 34.0, 88.0 if named else 10.0, 10.0, 34.0
 
     def x_of(place: float) -> float:
         return left + (width - left - right) * (place + 0.5) / max(figure.count, 1)
@@ -78,7 +78,7 @@ def _names_at_ends(series: Sequence[Series], y_of: Axis, x: float, lowest: float
     """Return the names of lines beside their last marks, moved apart where they would touch."""
     ends = [(y_of(_last(one)), one) for one in series if any(one.marks)]
     ends.sort(key=lambda end: end[0])
-    gap = 15.0
+    gap = 12.5
     places: list[float] = []
     for y, _ in ends:
         places.append(max(y, places[-1] + gap) if places else y)
@@ -86,7 +86,7 @@ def _names_at_ends(series: Sequence[Series], y_of: Axis, x: float, lowest: float
         below = places[i + 1] - gap if i + 1 < len(places) else lowest
         places[i] = min(places[i], below)
     return [
-        _text(x, y + 4, short(one.label, 17), "start", "name")
+        _text(x, y + 4, brief(one.label, 14), "start", "name")
         for y, (_, one) in zip(places, ends, strict=True)
     ]
 
@@ -140,7 +140,7 @@ def swatch(style: int) -> Markup:
 
 def heat(figure: Heat, panel: HeatPanel) -> Markup:
     """Draw a matrix; its cells have their values written in them where there is space."""
-    count = max(len(panel.cells), 1)
+    count = max(len(one.cells) for one in figure.panels)
     width = 300.0 if count > 6 else 200.0
     left, top, bottom = 22.0, 2.0, 16.0
     side = min((width - left - 2) / count, 40.0)
@@ -224,6 +224,16 @@ def bars(panel: BarPanel) -> Markup:
 
 def _length(bar: Bar) -> float:
     return sum(max(part.value, 0.0) for part in bar.parts)
+
+
+def brief(label: str, most: int) -> str:
+    """Return a label without the names of settings if it is too long, and no more than its start.
+
+    >>> brief("cgp similarity=0.7 contrast=0.1", 14), brief("gpm", 14)
+    ('cgp 0.7 0.1', 'gpm')
+    """
+    words = label.split() if len(label) > most else [label]
+    return short(" ".join(word.rpartition("=")[2] or word for word in words), most)
 
 
 def short(text: str, most: int) -> str:

@@ -1,10 +1,11 @@
 """The figures of a page as PNG and SVG files, for papers and slides."""
 
-import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from classgrad.cli_bar import Move
 from classgrad.data.files import write_atomic
 from classgrad.page.contents import figures
 from classgrad.page.drawing import STYLES, short
@@ -18,17 +19,31 @@ if TYPE_CHECKING:
 COLOURS = ["#0b66b0", "#c04a00", "#00795a", "#a23a7d", "#8a6100", "#5a52b5", "#4b5563"]
 MARKS = "os^DvP_"
 DASHES = ["-", "--", ":", "-."]
+LOOK: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text that can be searched and edited
+    "svg.hashsalt": "classgrad",  # the same runs, the same file
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 
 
-def draw(sections: Sequence[Section], folder: Path) -> list[Path]:
-    """Draw every figure of every section into a folder; return the files."""
+def draw(sections: Sequence[Section], folder: Path, tell: Move | None = None) -> list[Path]:
+    """Draw every figure of every section into a folder; return the files.
+
+    `tell` is told the share that is done, and what is drawn next.
+    """
     folder.mkdir(exist_ok=True)
+    found = [
+        (f"{section.number}-{number}-{figure.kind}", figure)
+        for section in sections
+        for number, figure in enumerate(figures(section), 1)
+    ]
     files = []
-    for section in sections:
-        for number, figure in enumerate(figures(section), 1):
-            name = re.sub(r"[^\w.-]+", "-", f"{section.number}-{number}-{figure.kind}")
-            files += [folder / f"{name}.png", folder / f"{name}.svg"]
-            _save(figure, files[-2:])
+    for number, (name, figure) in enumerate(found):
+        if tell:
+            tell(number / len(found), figure.kind)
+        files += [folder / f"{name}.png", folder / f"{name}.svg"]
+        _save(figure, files[-2:])
     return files
 
 
@@ -38,8 +53,12 @@ def _save(figure: Figure, files: Sequence[Path]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    with pyplot.rc_context({"svg.fonttype": "none", "svg.hashsalt": "classgrad"}):
+    with pyplot.rc_context(LOOK), warnings.catch_warnings():
+        # Names may have letters that the font lacks, or be longer than there is space.
+        warnings.simplefilter("ignore", UserWarning)
         canvas = _canvas(figure)
+        canvas.draw_without_rendering()
+        canvas.set_layout_engine("none")  # once is enough for both files
         for file in files:
             _write(canvas, file)
         pyplot.close(canvas)
@@ -47,7 +66,7 @@ def _save(figure: Figure, files: Sequence[Path]) -> None:
 
 def _write(canvas: "Canvas", file: Path) -> None:
     kind = file.suffix[1:]
-    about = {"Date": None} if kind == "svg" else {}  # the same runs, the same file
+    about = {"Date": None} if kind == "svg" else {}
     write_atomic(file, lambda part: canvas.savefig(part, format=kind, dpi=150, metadata=about))
 
 
@@ -131,6 +150,7 @@ def _heat(figure: Heat, axis: Any, panel: Any) -> None:
     ]
     colours = LinearSegmentedColormap.from_list("sand", [[v / 255 for v in c] for c in ANCHORS])
     axis.imshow(values, vmin=figure.low, vmax=figure.high, cmap=colours)
+    axis.spines[:].set_visible(False)
     ticks = range(0, count, -(-count // 10))
     axis.set_xticks(ticks, [str(tick + 1) for tick in ticks])
     axis.set_yticks(ticks, [str(tick + 1) for tick in ticks])
@@ -167,8 +187,9 @@ def _bars(axis: Any, panel: Any) -> None:
         axis.text(starts[place], place, f" {bar.text}", va="center", fontsize=7)
     axis.set_yticks(places, names)
     axis.invert_yaxis()
-    axis.margins(x=0.15)
+    axis.set_xlim(0, 1.3 * max(max(starts), 1e-9))
     axis.set_xticks([])
+    axis.tick_params(length=0)
     if panel.parts:
         axis.legend(fontsize=7)
 

@@ -12,6 +12,10 @@ from classgrad.page.words import duration, ranges
 from classgrad.report import size
 
 NONE = "–"
+TASK_FREE = {
+    "no task: confidence": "average_accuracy_task_free",
+    "no task: prototypes": "average_accuracy_task_free_prototypes",
+}
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,10 @@ def caption(section: Section) -> str:
 
 
 def columns(section: Section) -> list[str]:
-    """Return what is over the columns; those of the paper and of capacity where they are known."""
+    """Return what is over the columns; some are there only where there is something in them."""
     papers = [paper for row in section.rows for paper in row.papers]
-    names = ["method", "ACC %", "BWT", "no task: confidence", "no task: prototypes"]
+    names = ["method", "ACC %", "BWT"]
+    names += [name for name, key in TASK_FREE.items() if any(row.of(key) for row in section.rows)]
     if len(section.rows) > 1:
         names.append("difference")
     if papers:
@@ -116,8 +121,7 @@ def cells_of(section: Section, row: Row) -> list[Cell]:
     cells = [
         _figure(row.accuracy),
         _figure(row.of("backward_transfer"), signed=True),
-        _figure(row.of("average_accuracy_task_free")),
-        _figure(row.of("average_accuracy_task_free_prototypes")),
+        *(_figure(row.of(key)) for name, key in TASK_FREE.items() if name in names),
     ]
     if "difference" in names:
         apart = None if row is section.reference else section.difference(row)
@@ -126,7 +130,7 @@ def cells_of(section: Section, row: Row) -> list[Cell]:
         cells.append(_paper(row, row.accuracy, "accuracy"))
     if "paper BWT" in names:
         cells.append(_paper(row, row.of("backward_transfer"), "transfer", signed=True))
-    left_out = f"{row.left_out} incomplete left out" if row.left_out else ""
+    left_out = f"+ {row.left_out} incomplete" if row.left_out else ""
     cells += [
         Cell(ranges(row.seeds), len(row.seeds), left_out),
         Cell(duration(row.seconds), row.seconds),
@@ -217,11 +221,10 @@ def _fields(section: Section, row: Row) -> list[object]:
 
     paper = row.papers[0] if row.papers else None
     seeds = " ".join(map(str, row.seeds))
-    measured = ("average_accuracy", "backward_transfer", "average_accuracy_task_free")
+    measured = ("average_accuracy", "backward_transfer", *TASK_FREE.values())
     return [
         *(section.title, row.label, row.complete, seeds),
         *(value for name in measured for value in pair(row.of(name))),
-        *pair(row.of("average_accuracy_task_free_prototypes")),
         *pair(None if row is section.reference else section.difference(row)),
         section.reference.label,
         *([paper.accuracy, paper.accuracy_repeated] if paper else [None, None]),
