@@ -88,7 +88,10 @@ def write_text(path: Path, text: str) -> None:
     """Write a file, whole or not at all."""
     from classgrad.data.files import write_atomic
 
-    write_atomic(path, lambda part: part.write_text(text, encoding="utf-8"))
+    try:
+        write_atomic(path, lambda part: part.write_text(text, encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"'{shown(path)}' cannot be written: {shown(error)}") from None
 
 
 def found_runs(paths: list[Path]) -> "list[RunRecord]":

@@ -3,9 +3,6 @@
 from collections.abc import Sequence
 
 from classgrad.page.figures import (
-    Bar,
-    BarPanel,
-    Bars,
     DotPanel,
     Dots,
     Figure,
@@ -17,11 +14,12 @@ from classgrad.page.figures import (
     Series,
     Values,
     rounded,
+    value_at,
 )
 from classgrad.page.merging import merged
-from classgrad.page.summary import Row, Section, Spread, spread
-from classgrad.page.words import duration
-from classgrad.report import size
+from classgrad.page.spreads import Spread, spread
+from classgrad.page.summary import Row, Section
+from classgrad.page.usage import cost, room
 
 TOGETHER = 7  # lines that can be told apart in one frame
 
@@ -104,9 +102,13 @@ def matrices(section: Section) -> Figure | None:
         note="A line for each task learnt, a column for each task measured; accuracy, %, mean over "
         "seeds. A column that fades downwards is a task that is forgotten.",
         values=Values(
-            ["method", "after task", *(str(task + 1) for task in range(len(section.tasks)))],
+            ["method", "after task", *(str(task + 1) for task in section.places)],
             [
-                [panel.title, str(after + 1), *(_value(line, task) for task in _places(section))]
+                [
+                    panel.title,
+                    str(after + 1),
+                    *(value_at(line, task) for task in section.places),
+                ]
                 for panel in panels
                 for after, line in enumerate(panel.cells)
             ],
@@ -115,15 +117,6 @@ def matrices(section: Section) -> Figure | None:
         low=low,
         high=min(high, max(100.0, *known)),
     )
-
-
-def _places(section: Section) -> range:
-    return range(len(section.tasks))
-
-
-def _value(line: Sequence[Mark | None], place: int) -> str:
-    mark = line[place] if place < len(line) else None
-    return f"{mark.value:.1f}" if mark else "–"
 
 
 def _cell(section: Section, after: int, task: int, found: Spread | None) -> Mark | None:
@@ -184,95 +177,6 @@ def _worst(found: dict[tuple[str, str], Spread]) -> str:
     task, name = max(found, key=lambda key: found[key].mean)
     worst = found[task, name]
     return f"most: {name} ({task}), {worst.text()}" if worst.mean > 0 else "no class lost anything"
-
-
-def room(section: Section) -> Figure | None:
-    """Return the share of each layer's directions that is free: a frame for each layer."""
-    shares = {row.label: _shares(row, section) for row in section.rows}
-    layers = list(dict.fromkeys(name for found in shares.values() for name in found))
-    if not layers or not section.tasks:
-        return None
-    styles = {label: place for place, label in enumerate(k for k, v in shares.items() if v)}
-    return Lines(
-        kind="room",
-        title="Room left in each layer",
-        note="Directions of a layer, or its units, that are not protected, %, after each task.",
-        values=Values(
-            ["layer", "method", *(str(task + 1) for task in _places(section))],
-            [
-                [name, label, *(_value(shares[label][name], task) for task in _places(section))]
-                for name in layers
-                for label in styles
-                if name in shares[label]
-            ],
-        ),
-        panels=[
-            LinePanel(
-                name,
-                [
-                    Series(label, shares[label][name], style)
-                    for label, style in styles.items()
-                    if name in shares[label]
-                ],
-                [],
-            )
-            for name in layers
-        ],
-        low=0.0,
-        high=100.0,
-        count=len(section.tasks),
-        axis="task learnt",
-    )
-
-
-def _shares(row: Row, section: Section) -> dict[str, list[Mark | None]]:
-    """Return for each layer that every run has the room left after each task."""
-    layers = [{layer.name: layer for layer in run.layers} for run in row.counted]
-    found: dict[str, list[Mark | None]] = {}
-    for name in (name for name in layers[0] if all(name in run for run in layers)):
-        marks: list[Mark | None] = []
-        for place, task in enumerate(section.tasks):
-            several = [run[name] for run in layers if place < len(run[name].ranks)]
-            left = spread(100 * (1 - one.ranks[place] / one.dimension) for one in several)
-            if left is None or len(several) < len(layers):
-                marks.append(None)
-                continue
-            taken = sum(one.ranks[place] for one in several) / len(several)
-            of = f"{taken:.0f} of {several[0].dimension} taken"
-            tip = f"{row.label}, {name}, after {task}: {left.text()} % left, {of}"
-            marks.append(Mark(left.mean, tip))
-        found[name] = marks
-    return found
-
-
-def cost(section: Section) -> Figure:
-    """Return time by phase and memory: a bar for each row."""
-    phases = {"train": "training", "memory": "memory update", "evaluate": "evaluation"}
-    times, memories, lines = [], [], []
-    for row in section.rows:
-        spent = {
-            words: sum(getattr(run.seconds, name) for run in row.counted) / len(row.counted)
-            for name, words in phases.items()
-        }
-        parts = [
-            Mark(value, f"{row.label}, {words}: {duration(value)}")
-            for words, value in spent.items()
-        ]
-        held = size(round(row.memory))
-        times.append(Bar(row.label, parts, duration(row.seconds)))
-        memories.append(Bar(row.label, [Mark(row.memory, f"{row.label}: {held}")], held))
-        lines.append([row.label, *(duration(value) for value in spent.values())])
-        lines[-1] += [duration(row.seconds), held]
-    return Bars(
-        kind="cost",
-        title="Time and memory",
-        note="Of a run, mean over seeds. Memory is what a method keeps between tasks.",
-        values=Values(["method", *phases.values(), "time", "memory"], lines),
-        panels=[
-            BarPanel("Time by phase", times, list(phases.values())),
-            BarPanel("Memory", memories, []),
-        ],
-    )
 
 
 def _text(found: Spread | None, signed: bool = False) -> str:

@@ -13,13 +13,13 @@ from classgrad.page.figures import (
     HeatPanel,
     LinePanel,
     Lines,
-    Mark,
     Series,
     swarm,
     ticks,
 )
-from classgrad.page.markup import Markup, element, joined
+from classgrad.page.markup import Markup, element
 from classgrad.page.shades import depth, shade
+from classgrad.page.strokes import brief, picture, ruled, short, told, written
 
 STYLES = 7  # colours, and marks
 Axis = Callable[[float], float]
@@ -52,15 +52,15 @@ def lines(figure: Lines, panel: LinePanel) -> Markup:
         return top + (height - top - bottom) * (1 - share)
 
     parts = [
-        _rule(left, width - right, y_of(tick), f"{tick:g}")
+        ruled(left, width - right, y_of(tick), f"{tick:g}")
         for tick in ticks(figure.low, figure.high, 5 if named else 4)
     ]
     every = -(-figure.count // (10 if named else 6))
     parts += [
-        _text(x_of(place), height - bottom + 14, str(place + 1), "middle")
+        written(x_of(place), height - bottom + 14, str(place + 1), "middle")
         for place in range(0, figure.count, every)
     ]
-    parts.append(_text((left + width - right) / 2, height - 3, figure.axis, "middle"))
+    parts.append(written((left + width - right) / 2, height - 3, figure.axis, "middle"))
     for series in panel.others:
         parts.append(element("path", class_="other", d=_way(series, x_of, y_of)))
     for series in panel.series:
@@ -68,10 +68,10 @@ def lines(figure: Lines, panel: LinePanel) -> Markup:
         for place, mark in enumerate(series.marks):
             if mark:
                 sign = _sign(series.style, x_of(place), y_of(mark.value))
-                parts.append(_told("path", mark, class_=_class("mark", series), d=sign))
+                parts.append(told("path", mark, class_=_class("mark", series), d=sign))
     if named:
         parts += _names_at_ends(panel.series, y_of, width - right + 6, height - bottom)
-    return _picture(width, height, _told_ends(figure, panel), parts)
+    return picture(width, height, _told_ends(figure, panel), parts)
 
 
 def _names_at_ends(series: Sequence[Series], y_of: Axis, x: float, lowest: float) -> list[Markup]:
@@ -86,7 +86,7 @@ def _names_at_ends(series: Sequence[Series], y_of: Axis, x: float, lowest: float
         below = places[i + 1] - gap if i + 1 < len(places) else lowest
         places[i] = min(places[i], below)
     return [
-        _text(x, y + 4, brief(one.label, 14), "start", "name")
+        written(x, y + 4, brief(one.label, 14), "start", "name")
         for y, (_, one) in zip(places, ends, strict=True)
     ]
 
@@ -147,8 +147,10 @@ def heat(figure: Heat, panel: HeatPanel) -> Markup:
     parts = []
     for i, line in enumerate(panel.cells):
         y = top + i * side
-        parts.append(_text(left - 5, y + side / 2 + 4, str(i + 1), "end"))
-        parts.append(_text(left + (i + 0.5) * side, top + count * side + 13, str(i + 1), "middle"))
+        parts.append(written(left - 5, y + side / 2 + 4, str(i + 1), "end"))
+        parts.append(
+            written(left + (i + 0.5) * side, top + count * side + 13, str(i + 1), "middle")
+        )
         for j, mark in enumerate(line):
             if mark:
                 share = (mark.value - figure.low) / (figure.high - figure.low)
@@ -161,10 +163,10 @@ def heat(figure: Heat, panel: HeatPanel) -> Markup:
                         "class_": f"on-{depth(colour)}",
                     }
                     cell.append(element("text", f"{mark.value:.0f}", **place))
-                parts.append(_told("g", mark, *cell))
+                parts.append(told("g", mark, *cell))
     known = [mark.value for line in panel.cells for mark in line if mark]
-    told = f"{figure.title}, {panel.title}: from {min(known):.1f} to {max(known):.1f} %."
-    return _picture(width, top + count * side + bottom, told, parts)
+    words = f"{figure.title}, {panel.title}: from {min(known):.1f} to {max(known):.1f} %."
+    return picture(width, top + count * side + bottom, words, parts)
 
 
 def scale(figure: Heat) -> Markup:
@@ -174,8 +176,8 @@ def scale(figure: Heat) -> Markup:
         for i in range(24)
     ]
     ends = [
-        _text(35, 11, f"{figure.low:g} %", "end"),
-        _text(165, 11, f"{figure.high:g} %", "start"),
+        written(35, 11, f"{figure.low:g} %", "end"),
+        written(165, 11, f"{figure.high:g} %", "start"),
     ]
     return element("svg", *parts, *ends, viewBox="0 0 210 15", class_="scale", aria_hidden="true")
 
@@ -191,15 +193,15 @@ def dots(figure: Dots, panel: DotPanel) -> Markup:
     for tick in ticks(figure.low, figure.high, 4):
         kind = "zero" if tick == 0 else "rule"
         parts.append(element("path", class_=kind, d=f"M{x_of(tick):.1f} 4V52"))
-        parts.append(_text(x_of(tick), 65, f"{tick:g}".replace("-", "−"), "middle"))
+        parts.append(written(x_of(tick), 65, f"{tick:g}".replace("-", "−"), "middle"))
     places = swarm([dot.value for dot in panel.dots], figure.low, figure.high)
     for dot, place in zip(panel.dots, places, strict=True):
         y = middle + 22 * place
-        parts.append(_told("circle", dot, class_="dot", cx=x_of(dot.value), cy=y, r=2.6))
+        parts.append(told("circle", dot, class_="dot", cx=x_of(dot.value), cy=y, r=2.6))
     if panel.dots:
         mean = sum(dot.value for dot in panel.dots) / len(panel.dots)
         parts.append(element("path", class_="mean", d=f"M{x_of(mean):.1f} 2V54"))
-    return _picture(width, height, f"{figure.title}, {panel.title}: {panel.note}.", parts)
+    return picture(width, height, f"{figure.title}, {panel.title}: {panel.note}.", parts)
 
 
 def bars(panel: BarPanel) -> Markup:
@@ -209,56 +211,18 @@ def bars(panel: BarPanel) -> Markup:
     parts = []
     for number, bar in enumerate(panel.bars):
         y, x = number * step, 0.0
-        parts.append(_text(0, y + 11, short(bar.label, 40), "start", "name"))
-        parts.append(_text(width, y + 11, bar.text, "end"))
+        parts.append(written(0, y + 11, short(bar.label, 40), "start", "name"))
+        parts.append(written(width, y + 11, bar.text, "end"))
         parts.append(element("rect", class_="track", x=0, y=y + 16, width=width, height=7))
         for place, part in enumerate(bar.parts):
             length = width * max(part.value, 0.0) / longest
             if length > 0:
                 box = {"x": x, "y": y + 16, "width": length, "height": 7}
-                parts.append(_told("rect", part, class_=f"part p{place}", **box))
+                parts.append(told("rect", part, class_=f"part p{place}", **box))
             x += length
-    told = ", ".join(f"{bar.label} {bar.text}" for bar in panel.bars)
-    return _picture(width, step * len(panel.bars), f"{panel.title}: {told}.", parts)
+    words = ", ".join(f"{bar.label} {bar.text}" for bar in panel.bars)
+    return picture(width, step * len(panel.bars), f"{panel.title}: {words}.", parts)
 
 
 def _length(bar: Bar) -> float:
     return sum(max(part.value, 0.0) for part in bar.parts)
-
-
-def brief(label: str, most: int) -> str:
-    """Return a label without the names of settings if it is too long, and no more than its start.
-
-    >>> brief("cgp similarity=0.7 contrast=0.1", 14), brief("gpm", 14)
-    ('cgp 0.7 0.1', 'gpm')
-    """
-    words = label.split() if len(label) > most else [label]
-    return short(" ".join(word.rpartition("=")[2] or word for word in words), most)
-
-
-def short(text: str, most: int) -> str:
-    """Return at most so many characters of a text.
-
-    >>> short("cgp similarity=0.7", 8)
-    'cgp sim…'
-    """
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _picture(width: float, height: float, told: str, parts: Sequence[str]) -> Markup:
-    box = f"0 0 {width:g} {height:g}"
-    return element("svg", *parts, viewBox=box, role="img", aria_label=told)
-
-
-def _told(name: str, mark: Mark, *children: str, **attributes: object) -> Markup:
-    """Return an element that says what it is: by the script, or by its title without it."""
-    return element(name, element("title", mark.tip), *children, data_tip=mark.tip, **attributes)
-
-
-def _rule(left: float, right: float, y: float, label: str) -> Markup:
-    rule = element("path", class_="rule", d=f"M{left:g} {y:.1f}H{right:g}")
-    return joined(rule, _text(left - 5, y + 4, label, "end"))
-
-
-def _text(x: float, y: float, text: str, anchor: str, class_: str | None = None) -> Markup:
-    return element("text", text, x=float(x), y=float(y), text_anchor=anchor, class_=class_)

@@ -25,6 +25,12 @@ class Mark:
     tip: str
 
 
+def value_at(marks: Sequence[Mark | None], place: int) -> str:
+    """Return a value for a table, a dash where there is none."""
+    mark = marks[place] if place < len(marks) else None
+    return f"{mark.value:.1f}" if mark else "–"
+
+
 @dataclass(frozen=True)
 class Series:
     """One line: a mark, or nothing, for each place along the axis. The style is a number."""
@@ -35,27 +41,31 @@ class Series:
 
 
 @dataclass(frozen=True)
-class LinePanel:
-    """Lines in one frame, before others that are there for comparison only."""
+class Panel:
+    """A part of a figure."""
 
     title: str
+
+
+@dataclass(frozen=True)
+class LinePanel(Panel):
+    """Lines in one frame, before others that are there for comparison only."""
+
     series: list[Series]
     others: list[Series]
 
 
 @dataclass(frozen=True)
-class HeatPanel:
+class HeatPanel(Panel):
     """A matrix, line by line."""
 
-    title: str
     cells: list[list[Mark | None]]
 
 
 @dataclass(frozen=True)
-class DotPanel:
+class DotPanel(Panel):
     """Values along one axis, and a few words on them."""
 
-    title: str
     note: str
     dots: list[Mark]
 
@@ -70,10 +80,9 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class BarPanel:
+class BarPanel(Panel):
     """Bars below each other, and what their parts are."""
 
-    title: str
     bars: list[Bar]
     parts: list[str]
 
@@ -86,6 +95,7 @@ class Figure:
     title: str
     note: str
     values: Values
+    panels: Sequence[Panel]
 
 
 @dataclass(frozen=True)

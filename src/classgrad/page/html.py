@@ -8,7 +8,17 @@ from importlib.metadata import version
 
 from classgrad.page.contents import figures
 from classgrad.page.drawing import drawings, scale, swatch
-from classgrad.page.figures import BarPanel, Bars, Figure, Heat, LinePanel, Lines, Values
+from classgrad.page.figures import (
+    BarPanel,
+    Bars,
+    DotPanel,
+    Figure,
+    Heat,
+    LinePanel,
+    Lines,
+    Panel,
+    Values,
+)
 from classgrad.page.markup import Markup, element, joined
 from classgrad.page.runs import run_list
 from classgrad.page.summary import Section
@@ -104,7 +114,7 @@ def _figure(figure: Figure) -> Markup:
     caption = element("figcaption", element("h3", figure.title), element("p", figure.note))
     panels = [
         element("div", *_panel_title(panel), drawing, class_="panel")
-        for panel, drawing in zip(_panels(figure), drawings(figure), strict=True)
+        for panel, drawing in zip(figure.panels, drawings(figure), strict=True)
     ]
     return element(
         "figure",
@@ -117,14 +127,9 @@ def _figure(figure: Figure) -> Markup:
     )
 
 
-def _panels(figure: Figure) -> Sequence[object]:
-    return getattr(figure, "panels", [])
-
-
-def _panel_title(panel: object) -> list[Markup]:
-    title, note = getattr(panel, "title", ""), getattr(panel, "note", "")
-    words = [title, *([element("span", note)] if note else [])]
-    return [element("h4", *words)] if title else []
+def _panel_title(panel: Panel) -> list[Markup]:
+    note = [element("span", panel.note)] if isinstance(panel, DotPanel) else []
+    return [element("h4", panel.title, *note)] if panel.title or note else []
 
 
 def _layout(figure: Figure) -> str:

@@ -73,7 +73,7 @@ def _write(canvas: "Canvas", file: Path) -> None:
 def _canvas(figure: Figure) -> "Canvas":
     from matplotlib import pyplot
 
-    panels: Sequence[Any] = getattr(figure, "panels", [])
+    panels = figure.panels
     columns = min(len(panels), 2 if isinstance(figure, Bars) else 4)
     lines = -(-len(panels) // columns)
     width, height = _size(figure)

@@ -1,62 +1,16 @@
 """What a page says of records: a section for each benchmark, a row for each method in it."""
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from classgrad import experiments, recipes
 from classgrad.errors import UserError, shown, unknown
-from classgrad.experiments import Experiment, Line
+from classgrad.page.published import Paper, papers, printed_lines
+from classgrad.page.spreads import Spread, spread
 from classgrad.records import Matrix, RunRecord
 from classgrad.report import grouped, label
 
 HUGE = 1e9  # beyond any accuracy, and any number of seconds
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and standard deviation of a figure over seeds; no deviation for one of them."""
-
-    mean: float
-    deviation: float | None = None
-
-    def text(self, signed: bool = False, digits: int = 1) -> str:
-        """Return it for people.
-
-        >>> Spread(93.456, 0.51).text(), Spread(-0.04).text(signed=True)
-        ('93.5 ± 0.5', '+0.0')
-        """
-        # Adding 0 makes a rounded -0 a 0.
-        mean = round(self.mean, digits) + 0.0
-        shown = f"{mean:{'+' if signed else ''}.{digits}f}".replace("-", "−")
-        return shown if self.deviation is None else f"{shown} ± {self.deviation:.{digits}f}"
-
-
-def spread(values: Iterable[float | None]) -> Spread | None:
-    """Return mean and deviation, None if a value is not there.
-
-    >>> spread([1.0, 3.0, 5.0])
-    Spread(mean=3.0, deviation=2.0)
-    >>> spread([1.0, None]), spread([])
-    (None, None)
-    """
-    found = list(values)
-    known = [value for value in found if value is not None]
-    if not known or len(known) < len(found):
-        return None
-    return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
-
-
-@dataclass(frozen=True)
-class Paper:
-    """What a paper prints for a row, and whether the row comes near enough (None: not known)."""
-
-    source: str
-    tolerance: float
-    accuracy: float
-    accuracy_repeated: bool | None
-    transfer: float | None
-    transfer_repeated: bool | None
 
 
 @dataclass(frozen=True)
@@ -129,6 +83,11 @@ class Section:
     reference: Row
     tasks: list[str] = field(default_factory=list)
 
+    @property
+    def places(self) -> range:
+        """Numbers of the tasks, from 0."""
+        return range(len(self.tasks))
+
     def difference(self, row: Row) -> Spread | None:
         """Return a row's accuracy less the reference's, over the seeds both have, at the end."""
         if not row.complete or not self.reference.complete:
@@ -178,11 +137,11 @@ def _numbers(value: object) -> Iterator[float]:
 
 def _section(number: int, title: str, records: list[RunRecord], against: str | None) -> Section:
     groups = [_once(group) for group in grouped(records)]
-    lines = _lines([group[0] for group in groups])
-    rows = [
-        _row(label(group[0], records), group, printed)
-        for group, printed in zip(groups, lines, strict=True)
-    ]
+    printed = printed_lines([group[0] for group in groups])
+    rows = []
+    for group, lines in zip(groups, printed, strict=True):
+        counted = [run for run in group if run.complete] or group
+        rows.append(Row(label(group[0], records), group, counted, papers(counted, lines)))
     rows.sort(key=lambda row: (not row.complete, -row.accuracy.mean if row.accuracy else 0.0))
     reference = next((row for row in rows if row.label == against), rows[0])
     longest = max((record.tasks for record in records), key=len)
@@ -213,49 +172,6 @@ def _once(records: list[RunRecord]) -> list[RunRecord]:
         if record.seed not in runs or (record.complete and not runs[record.seed].complete):
             runs[record.seed] = record
     return [runs[seed] for seed in sorted(runs)]
-
-
-def _row(name: str, runs: list[RunRecord], lines: Sequence[tuple[Experiment, Line]]) -> Row:
-    counted = [run for run in runs if run.complete] or runs
-    accuracy = _mean_at_end(counted, "average_accuracy")
-    transfer = _mean_at_end(counted, "backward_transfer")
-    papers: dict[tuple[float | None, ...], Paper] = {}  # several tables print some lines
-    for experiment, line in lines:
-        if line.paper is None:
-            continue
-        printed = (line.paper.accuracy, line.paper.transfer_percent)
-        papers.setdefault(
-            printed,
-            Paper(
-                source=f"{experiment.title}, {line.label} ({experiment.source})",
-                tolerance=experiment.tolerance,
-                accuracy=printed[0],
-                accuracy_repeated=experiment.repeated(accuracy, printed[0]),
-                transfer=printed[1],
-                transfer_repeated=experiment.repeated(transfer, printed[1]),
-            ),
-        )
-    return Row(name, runs, counted, list(papers.values()))
-
-
-def _mean_at_end(runs: list[RunRecord], name: str) -> float | None:
-    found = spread(getattr(run, name) if run.complete else None for run in runs)
-    return found.mean if found else None
-
-
-def _lines(records: Sequence[RunRecord]) -> list[list[tuple[Experiment, Line]]]:
-    """Return for each record the lines of experiments that it is a run of."""
-    known = {record.recipe for record in records} & set(recipes.names())
-    streams = {record.benchmark for record in records}
-    found: list[list[tuple[Experiment, Line]]] = [[] for _ in records]
-    for experiment in experiments.chosen("all"):
-        for recipe in sorted(known) if experiment.benchmark in streams else []:
-            runs = experiment.records(records, recipe)
-            for line in experiment.lines:
-                for place, record in enumerate(records):
-                    if any(run is record for run in runs[line.label]):
-                        found[place].append((experiment, line))
-    return found
 
 
 def _by_seed(row: Row) -> dict[int, float]:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from classgrad.page.markup import Markup, element
+from classgrad.page.published import Paper
 from classgrad.page.runs import state_of
-from classgrad.page.summary import Paper, Row, Section, Spread
+from classgrad.page.spreads import Spread
+from classgrad.page.summary import Row, Section
 from classgrad.page.words import duration, ranges
 from classgrad.report import size
 
