@@ -265,6 +265,9 @@ def test_every_run_has_its_command_if_there_is_one():
         "--set similarity=0.8"
     )
     assert "classgrad run" not in parsed(page([record()])).one(id="runs").text
+    older = {name: value for name, value in known.method.items() if name != "severity"}
+    unlike = known.model_copy(update={"method": older})  # no command leaves a setting out
+    assert "classgrad run" not in parsed(page([unlike])).one(id="runs").text
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,10 @@ document.querySelectorAll("[data-tip] > title").forEach((title) => title.remove(
 function show(event) {
   const mark = event.target.closest("[data-tip]");
   if (!mark) return hide();
-  tip.textContent = mark.dataset.tip;
+  // Marks that lie on each other are all told, a few at most.
+  const under = document.elementsFromPoint(event.clientX, event.clientY);
+  const marks = new Set([mark, ...under.map((part) => part.closest("[data-tip]")).filter(Boolean)]);
+  tip.textContent = [...marks].slice(0, 6).map((one) => one.dataset.tip).join("\n");
   tip.hidden = false;
   const at = mark.getBoundingClientRect();
   const own = tip.getBoundingClientRect();
@@ -35,7 +38,7 @@ function valueOf(row, column) {
 }
 
 function compare(a, b, sign) {
-  if (typeof a === "string") return sign * a.localeCompare(b, undefined, { numeric: true });
+  if (typeof a === "string") return sign * a.localeCompare(b);
   // What was not measured goes last, whichever the order.
   if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) - Number.isNaN(b);
   return sign * (a - b);
