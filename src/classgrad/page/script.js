@@ -5,31 +5,36 @@ document.documentElement.classList.add("js");
 const tip = document.getElementById("tip");
 document.querySelectorAll("[data-tip] > title").forEach((title) => title.remove());
 
+let shown = null; // the mark that the tip is of
+
 function show(event) {
-  const mark = event.target.closest("[data-tip]");
-  if (!mark) return hide();
+  shown = event.target.closest("[data-tip]");
+  tip.hidden = !shown;
+  if (!shown) return;
   // Marks that lie on each other are all told, a few at most.
   const under = document.elementsFromPoint(event.clientX, event.clientY);
-  const marks = new Set([mark, ...under.map((part) => part.closest("[data-tip]")).filter(Boolean)]);
-  tip.textContent = [...marks].slice(0, 6).map((one) => one.dataset.tip).join("\n");
-  tip.hidden = false;
-  const at = mark.getBoundingClientRect();
-  const own = tip.getBoundingClientRect();
-  const x = at.left + at.width / 2 - own.width / 2;
-  const above = at.top - own.height - 8;
-  tip.style.left = Math.max(6, Math.min(x, document.documentElement.clientWidth - own.width - 6)) + "px";
-  tip.style.top = (above < 6 ? at.bottom + 8 : above) + "px";
+  const others = under.map((part) => part.closest("[data-tip]")).filter(Boolean);
+  const marks = [...new Set([shown, ...others])].slice(0, 6);
+  tip.textContent = marks.map((mark) => mark.dataset.tip).join("\n");
+  place();
 }
 
-function hide() {
-  tip.hidden = true;
+function place() {
+  if (!shown) return;
+  const at = shown.getBoundingClientRect();
+  const own = tip.getBoundingClientRect();
+  const middle = at.left + at.width / 2 - own.width / 2;
+  const most = document.documentElement.clientWidth - own.width - 6;
+  const above = at.top - own.height - 8;
+  tip.style.left = Math.max(6, Math.min(middle, most)) + "px";
+  tip.style.top = (above < 6 ? at.bottom + 8 : above) + "px";
 }
 
 document.addEventListener("pointerover", show);
 document.addEventListener("pointerdown", show);
-document.addEventListener("scroll", hide, { passive: true, capture: true });
+document.addEventListener("scroll", place, { passive: true, capture: true });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") hide();
+  if (event.key === "Escape") tip.hidden = true;
 });
 
 function valueOf(row, column) {
