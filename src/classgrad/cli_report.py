@@ -44,8 +44,7 @@ def report(
 ) -> None:
     """Compare runs on one page that opens in any browser, without a network.
 
-    Accuracy after each task, forgetting, room left, merged classes, cost, the paper's figures, and
-    the command of every run.
+    It has means over seeds, the paper's figures, accuracy, forgetting, room left and cost.
     """
     from classgrad.page import page
     from classgrad.page.summary import sections

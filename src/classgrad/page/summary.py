@@ -117,7 +117,8 @@ def sections(records: Sequence[RunRecord], against: str | None = None) -> list[S
 
 def _refuse_huge(record: RunRecord) -> None:
     """Refuse figures that no run can have, and no axis."""
-    numbers = _numbers(record.model_dump(exclude={"method", "training", "parameters"}))
+    settings = {"method", "training", "network_options", "benchmark_options"}
+    numbers = _numbers(record.model_dump(exclude=settings))
     largest = max(numbers, key=abs, default=0.0)
     if abs(largest) > HUGE:
         raise UserError(
