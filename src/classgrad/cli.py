@@ -1,4 +1,4 @@
-"""The command line: run, list, show, reproduce, sweep, data, and learn, predict, info, forget.
+"""The command line: run, list, show, report, reproduce, sweep, data; learn, predict, info, forget.
 
 What is heavy is imported inside the commands.
 """
@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from classgrad import cli_data, cli_export, cli_info, cli_learn, cli_predict, cli_reproduce
+from classgrad import (
+    cli_data,
+    cli_export,
+    cli_info,
+    cli_learn,
+    cli_predict,
+    cli_report,
+    cli_reproduce,
+)
 from classgrad.cli_words import SaveMinutes, SaveSteps, make_plans, parse_seeds, parse_settings
 from classgrad.errors import Stopped, UserError
 
@@ -40,6 +48,7 @@ app.add_typer(cli_data.app, name="data")
 for part in (cli_learn.app, cli_predict.app, cli_info.app, cli_reproduce.app):
     app.registered_commands += part.registered_commands
 app.command(epilog=cli_export.EXAMPLES)(cli_export.export)
+app.command(epilog=cli_report.EXAMPLES)(cli_report.report)
 
 
 @app.command(

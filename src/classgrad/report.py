@@ -84,14 +84,10 @@ class Summary:
 
 
 def summaries(records: Sequence[RunRecord]) -> list[Summary]:
-    """Put runs that differ in the seed only together, in the order they first appear."""
-    groups: dict[str, list[RunRecord]] = {}
-    for record in records:
-        key = repr((record.benchmark, record.method_name, settings_of(record)))
-        groups.setdefault(key, []).append(record)
+    """Return a summary for each of the groups."""
     return [
         Summary(
-            method=_label(group[0], records),
+            method=label(group[0], records),
             benchmark=group[0].benchmark,
             seeds=[record.seed for record in group],
             accuracy=_spread([r.average_accuracy for r in group]),
@@ -102,8 +98,17 @@ def summaries(records: Sequence[RunRecord]) -> list[Summary]:
             memory=size(round(statistics.mean(r.memory_bytes for r in group))),
             capacity=capacity(group),
         )
-        for group in groups.values()
+        for group in grouped(records)
     ]
+
+
+def grouped(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """Put runs that differ in the seed only together, in the order they first appear."""
+    groups: dict[str, list[RunRecord]] = {}
+    for record in records:
+        settings = sorted(settings_of(record).items())
+        groups.setdefault(repr((record.benchmark, record.method_name, settings)), []).append(record)
+    return list(groups.values())
 
 
 def settings_of(record: RunRecord) -> dict[str, Any]:
@@ -113,7 +118,7 @@ def settings_of(record: RunRecord) -> dict[str, Any]:
     return {"network": record.network, **merged}
 
 
-def _label(record: RunRecord, records: Sequence[RunRecord]) -> str:
+def label(record: RunRecord, records: Sequence[RunRecord]) -> str:
     """Name a run by its method, and by what differs between runs of the method on the stream."""
     alike = [
         settings_of(other)
