@@ -3,7 +3,9 @@
 A page marks the place of a table with `<!-- table: FOLDER -->` and `<!-- end -->`; FOLDER holds the
 folders of runs, relative to the root of the repository. `<!-- faults -->` and `<!-- fuzz -->` are
 for tables from the JSON files of these names in `results`, `<!-- speed -->` and `<!-- saving -->`
-for tables from what `make bench` measured.
+for tables from what `make bench` measured. `<!-- experiment: NAME -->` is for what came out of an
+experiment beside what the paper prints, `<!-- curve: NAME -->` for its average accuracy after each
+task and `<!-- room: NAME -->` for the directions its layers have in use, all from `results/paper`.
 """
 
 import json
@@ -11,11 +13,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+from classgrad import experiments
+from classgrad.experiments.compare import compare
+from classgrad.experiments.tables import measured
 from classgrad.records import RunRecord
-from classgrad.report import markdown
+from classgrad.report import markdown, number
 
 ROOT = Path(__file__).parent.parent
+RECIPE = "fast"  # of the runs that repeat the paper
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PAPER = re.compile(r"(<!-- (experiment|curve|room): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURES = re.compile(r"(<!-- (faults|fuzz|speed|saving) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -37,7 +44,69 @@ def filled(page: str) -> str:
         }[match[2]]
         return match[1] + make(json.loads((ROOT / place).read_text(encoding="utf-8"))) + match[3]
 
-    return FIGURES.sub(figures, TABLE.sub(table, page))
+    def paper(match: re.Match[str]) -> str:
+        make = {"experiment": beside_the_paper, "curve": curve, "room": room}[match[2]]
+        return match[1] + make(experiments.load(match[3])) + match[4]
+
+    return PAPER.sub(paper, FIGURES.sub(figures, TABLE.sub(table, page)))
+
+
+def paper_records() -> list[RunRecord]:
+    """Return the records of the runs that repeat the paper."""
+    return [RunRecord.load(path) for path in sorted((ROOT / "results/paper").glob("*/record.json"))]
+
+
+def beside_the_paper(experiment: experiments.Experiment) -> str:
+    """Return measured and published figures of an experiment."""
+    rows = [["", "ACC %", "BWT", "paper ACC %", "paper BWT", "difference", "repeated", "minutes"]]
+    found = experiment.records(paper_records(), RECIPE)
+    for row in compare(experiment, paper_records(), RECIPE):
+        taken = [record.seconds.total / 60 for record in found[row.label] if record.complete]
+        rows.append(
+            [
+                row.label,
+                measured(row.accuracy),
+                measured(row.transfer, signed=True),
+                number(row.accuracy.published),
+                number(row.transfer.published, signed=True),
+                number(row.accuracy.difference, signed=True),
+                {None: "-", True: "yes", False: "**no**"}[row.repeated] if row.seeds else "not run",
+                f"{sum(taken) / len(taken):.0f}" if taken else "-",
+            ]
+        )
+    return lines(rows)
+
+
+def finished(experiment: experiments.Experiment) -> dict[str, RunRecord]:
+    """Return the first seed's record of each line that was run, but for joint ones."""
+    found = experiment.records(paper_records(), RECIPE)
+    first = {label: min(rs, key=lambda r: r.seed) for label, rs in found.items() if rs}
+    return {label: r for label, r in first.items() if r.complete and r.accuracy_matrix[0][0]}
+
+
+def curve(experiment: experiments.Experiment) -> str:
+    """Return the average accuracy after each task."""
+    records = finished(experiment)
+    count = max(len(record.tasks) for record in records.values())
+    rows = [["after task", *(str(task + 1) for task in range(count))]]
+    for label, record in records.items():
+        means = [
+            sum(value for value in row if value is not None) / (task + 1)
+            for task, row in enumerate(record.accuracy_matrix)
+        ]
+        rows.append([label, *(f"{mean:.1f}" for mean in means), *[""] * (count - len(means))])
+    return lines(rows)
+
+
+def room(experiment: experiments.Experiment) -> str:
+    """Return how many directions of each layer are in use in the end, of how many."""
+    records = {label: r for label, r in finished(experiment).items() if r.layers}
+    first = next(iter(records.values()))
+    rows = [["", *(f"{layer.name}, of {layer.dimension:,}" for layer in first.layers), "ACC %"]]
+    for label, record in records.items():
+        ranks = [f"{layer.ranks[-1]:,}" for layer in record.layers]
+        rows.append([label, *ranks, number(record.average_accuracy)])
+    return lines(rows)
 
 
 def faults(found: dict[str, Any]) -> str:
