@@ -11,10 +11,10 @@ Move = Callable[[float, str], None]
 
 
 @contextmanager
-def bar(console: "Console", title: str) -> "Iterator[Move]":
+def bar(console: "Console", title: str, *, transient: bool = False) -> "Iterator[Move]":
     """Show a bar with the time left; yield what moves it, given the share done and where that is.
 
-    A block that ends well leaves the bar full.
+    A block that ends well leaves the bar full, or nothing if it is `transient`.
     """
     from rich.progress import (
         BarColumn,
@@ -32,7 +32,8 @@ def bar(console: "Console", title: str) -> "Iterator[Move]":
         TextColumn("left"),
         TimeRemainingColumn(),
     ]
-    with Progress(*columns, console=console) as shown:
+    unseen = transient and not console.is_terminal
+    with Progress(*columns, console=console, transient=transient, disable=unseen) as shown:
         line = shown.add_task(title, total=1.0, where="")
 
         def move(done: float, where: str) -> None:

@@ -47,6 +47,7 @@ def predict(
     """
     from rich.console import Console
 
+    from classgrad.cli_bar import bar
     from classgrad.data.pictures import read_pictures
 
     if as_json and as_csv:
@@ -56,10 +57,17 @@ def predict(
     tell_warnings(aside, learner)
     if task is not None:
         learner.number(task)  # refuses an unknown one before images are read
-    pictures, files, skipped = read_pictures(images, learner.size, skip_bad)
+    with bar(aside, "reading", transient=True) as move:
+        pictures, files, skipped = read_pictures(
+            images, learner.size, skip_bad, lambda done, count: move(done / count, f"{done:,}")
+        )
     for file, reason in skipped:
         aside.print(f"left out '{file}': {reason}", soft_wrap=True)
-    found = learner.predict(pictures, task, by=by, batch_size=batch_size)
+    found: list[Prediction] = []
+    with bar(aside, "predicting", transient=True) as move:
+        for some in pictures.split(batch_size):
+            found += learner.predict(some, task, by=by, batch_size=batch_size)
+            move(len(found) / len(files), f"{len(found):,}")
     if not found[0].ranking:
         raise UserError("all classes that could be told are forgotten")
     show_predictions(files, found, top, as_json, as_csv)

@@ -102,17 +102,20 @@ def as_pictures(value: object, size: int) -> Tensor:
 
 
 def read_pictures(
-    paths: Sequence[str | Path], size: int, skip_bad: bool = False
+    paths: Sequence[str | Path],
+    size: int,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
 ) -> tuple[Tensor, list[Path], list[Skipped]]:
     """Read files, and all files of folders.
 
     Returned are the pictures, their files, and what was left out with `skip_bad`, each with the
-    reason.
+    reason. `progress` is as in `read_class_folders`.
     """
     files: list[Path] = []
     for path in map(_path, paths):
         files += picture_files(path) if os.path.isdir(path) else [path]
-    images, kept, bad = from_files(files, size)
+    images, kept, bad = from_files(files, size, progress)
     if bad and not skip_bad:
         raise UserError(f"{_told(bad)}; leave out what cannot be read, or pass --skip-bad")
     if not kept:
