@@ -1,4 +1,4 @@
-"""The command line: run, list, show, report, reproduce, sweep, data; learn, predict, info, forget.
+"""The command line: runs (run, list, show, report, watch, reproduce, sweep, data) and learners.
 
 What is heavy is imported inside the commands.
 """
@@ -20,6 +20,7 @@ from classgrad import (
     cli_predict,
     cli_report,
     cli_reproduce,
+    cli_watch,
 )
 from classgrad.cli_words import SaveMinutes, SaveSteps, make_plans, parse_seeds, parse_settings
 from classgrad.errors import Stopped, UserError
@@ -49,6 +50,7 @@ for part in (cli_learn.app, cli_predict.app, cli_info.app, cli_reproduce.app):
     app.registered_commands += part.registered_commands
 app.command(epilog=cli_export.EXAMPLES)(cli_export.export)
 app.command(epilog=cli_report.EXAMPLES)(cli_report.report)
+app.command(epilog=cli_watch.EXAMPLES)(cli_watch.watch)
 
 
 @app.command(

@@ -95,22 +95,16 @@ def write_text(path: Path, text: str) -> None:
 
 def found_runs(paths: list[Path]) -> "list[RunRecord]":
     """Read the records in folders, each once; pictures are passed over."""
-    from classgrad.records import FILE_NAME, RunRecord
+    from classgrad.page.found import record_files
+    from classgrad.records import RunRecord
 
-    files: dict[Path, Path] = {}  # by where it really is
     for path in paths:
-        if path.suffix == ".png":  # the shell's runs/* names the pictures too
-            continue
-        if path.is_dir() and not (path / FILE_NAME).exists():
-            several = sorted(path.rglob(FILE_NAME))
-            if not several:
-                raise UserError(f"no runs in '{shown(path)}': give a folder that 'run' wrote to")
-        else:
-            several = [path / FILE_NAME if path.is_dir() else path]
-        files.update((file.resolve(), file) for file in several)
+        if path.is_dir() and not record_files([path]):
+            raise UserError(f"no runs in '{shown(path)}': give a folder that 'run' wrote to")
+    files = record_files(paths)
     if not files:
         raise UserError("only pictures are named: give folders of runs")
-    return [RunRecord.load(file) for file in files.values()]
+    return [RunRecord.load(file) for file in files]
 
 
 def refuse_place(path: Path) -> None:

@@ -3,22 +3,27 @@
 from collections.abc import Sequence
 
 from classgrad.errors import UserError
-from classgrad.page.html import document
+from classgrad.page.html import Live, document
 from classgrad.page.summary import Section, sections
 from classgrad.records import RunRecord
 
 
 def page(
-    records: Sequence[RunRecord], *, title: str | None = None, against: str | None = None
+    records: Sequence[RunRecord],
+    *,
+    title: str | None = None,
+    against: str | None = None,
+    live: Live | None = None,
 ) -> str:
     """Return a page that compares runs, with all it needs inside.
 
     Differences are to the best row of a benchmark, or to the one whose label is `against`.
+    `live` is what a page has that follows runs.
     """
     if not records:
         raise UserError("there are no runs to compare: give folders of runs")
     found = sections(records, against)
-    return document(title or _title(found), lead(found), found)
+    return document(title or _title(found), lead(found), found, live)
 
 
 def _title(found: Sequence[Section]) -> str:

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 from importlib.metadata import version
 
@@ -37,12 +38,22 @@ WORDS = {
 }
 
 
-def document(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """Return the whole page."""
+@dataclass(frozen=True)
+class Live:
+    """What a page has that follows runs: what tells it from a later one, and what is new."""
+
+    version: str
+    news: Markup
+
+
+def document(title: str, lead: str, sections: Sequence[Section], live: Live | None = None) -> str:
+    """Return the whole page; a live one asks where it came from for a later version of itself."""
     style, script = (_file(name) for name in ("style.css", "script.js"))
+    if live:
+        script += _file("watch.js")
     policy = (
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
-        "base-uri 'none'; form-action 'none'"
+        "base-uri 'none'; form-action 'none'" + ("; connect-src 'self'" if live else "")
     )
     head = element(
         "head",
@@ -57,14 +68,17 @@ def document(title: str, lead: str, sections: Sequence[Section]) -> str:
     content = element(
         "main",
         element("header", element("h1", title), element("p", lead, class_="lead")),
+        *([live.news] if live else []),
         *([_contents(sections)] if several else []),
         *(_section(section, section.title if several else "Comparison") for section in sections),
-        _all_runs(sections),
+        *([_all_runs(sections)] if sections else []),
         element("footer", f"Made by classgrad {version('classgrad')}."),
         id="content",
+        data_version=live.version if live else None,
     )
+    told = [element("p", id="watch", role="status")] if live else []
     tip = element("div", id="tip", role="tooltip", hidden="hidden")
-    body = element("body", content, tip, element("script", Markup(script)))
+    body = element("body", *told, content, tip, element("script", Markup(script)))
     return "<!DOCTYPE html>\n" + element("html", head, body, lang="en") + "\n"
 
 

@@ -1,40 +1,62 @@
 "use strict";
-// Tooltips and sorting. Without scripts the page says the same: titles, and tables of values.
+// Values of marks, and sorting. Without scripts the page says the same: titles, and tables of values.
 document.documentElement.classList.add("js");
 
 const tip = document.getElementById("tip");
-document.querySelectorAll("[data-tip] > title").forEach((title) => title.remove());
+let at = null; // the mark that the keyboard has come to
 
 let shown = null; // the mark that the tip is of
 
-function show(event) {
-  shown = event.target.closest("[data-tip]");
+function show(marks) {
+  shown = marks[0] ?? null;
   tip.hidden = !shown;
-  if (!shown) return;
-  // Marks that lie on each other are all told, a few at most.
-  const under = document.elementsFromPoint(event.clientX, event.clientY);
-  const others = under.map((part) => part.closest("[data-tip]")).filter(Boolean);
-  const marks = [...new Set([shown, ...others])].slice(0, 6);
   tip.textContent = marks.map((mark) => mark.dataset.tip).join("\n");
   place();
 }
 
 function place() {
   if (!shown) return;
-  const at = shown.getBoundingClientRect();
+  const box = shown.getBoundingClientRect();
   const own = tip.getBoundingClientRect();
-  const middle = at.left + at.width / 2 - own.width / 2;
+  const middle = box.left + box.width / 2 - own.width / 2;
   const most = document.documentElement.clientWidth - own.width - 6;
-  const above = at.top - own.height - 8;
+  const above = box.top - own.height - 8;
   tip.style.left = Math.max(6, Math.min(middle, most)) + "px";
-  tip.style.top = (above < 6 ? at.bottom + 8 : above) + "px";
+  tip.style.top = (above < 6 ? box.bottom + 8 : above) + "px";
 }
 
-document.addEventListener("pointerover", show);
-document.addEventListener("pointerdown", show);
+function pointed(event) {
+  const mark = event.target.closest("[data-tip]");
+  if (!mark) return show(at ? [at] : []); // scrolling moves things below a pointer that rests
+  // Marks that lie on each other are all told, a few at most.
+  const under = document.elementsFromPoint(event.clientX, event.clientY);
+  const others = under.map((part) => part.closest("[data-tip]")).filter(Boolean);
+  show([...new Set([mark, ...others])].slice(0, 6));
+}
+
+function goTo(mark) {
+  at?.classList.remove("at");
+  at = mark;
+  at?.classList.add("at");
+  show(at ? [at] : []);
+}
+
+document.addEventListener("pointerover", pointed);
+document.addEventListener("pointerdown", pointed);
 document.addEventListener("scroll", place, { passive: true, capture: true });
+
+// One stop of the Tab key for each drawing; the arrow keys go from value to value in it.
+document.addEventListener("focusin", ({ target }) => {
+  goTo(target.matches("svg:focus-visible") ? target.querySelector("[data-tip]") : null);
+});
+document.addEventListener("focusout", () => goTo(null));
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") tip.hidden = true;
+  if (event.key === "Escape") goTo(null);
+  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+  if (!at || !step) return;
+  event.preventDefault();
+  const marks = [...at.closest("svg").querySelectorAll("[data-tip]")];
+  goTo(marks[marks.indexOf(at) + step] ?? at);
 });
 
 function valueOf(row, column) {
@@ -62,8 +84,15 @@ function sort(table, column) {
   table.tBodies[0].append(...rows);
 }
 
-document.querySelectorAll("table.sortable").forEach((table) => {
-  [...table.tHead.rows[0].cells].forEach((head, column) => {
-    head.querySelector("button").addEventListener("click", () => sort(table, column));
+// Called again by whatever puts new content in its place.
+function prepare() {
+  document.querySelectorAll("[data-tip] > title").forEach((title) => title.remove());
+  document.querySelectorAll("svg:has([data-tip])").forEach((drawing) => (drawing.tabIndex = 0));
+  document.querySelectorAll("table.sortable").forEach((table) => {
+    [...table.tHead.rows[0].cells].forEach((head, column) => {
+      head.querySelector("button").addEventListener("click", () => sort(table, column));
+    });
   });
-});
+}
+
+prepare();

@@ -99,7 +99,7 @@ class Section:
 def sections(records: Sequence[RunRecord], against: str | None = None) -> list[Section]:
     """Sort records into sections and rows; `against` is the label of the reference row."""
     for record in records:
-        _refuse_huge(record)
+        refuse_huge(record)
     streams: dict[str, list[RunRecord]] = {}
     for record in records:
         options = sorted(record.benchmark_options.items())
@@ -115,7 +115,7 @@ def sections(records: Sequence[RunRecord], against: str | None = None) -> list[S
     return found
 
 
-def _refuse_huge(record: RunRecord) -> None:
+def refuse_huge(record: RunRecord) -> None:
     """Refuse figures that no run can have, and no axis."""
     settings = {"method", "training", "network_options", "benchmark_options"}
     numbers = _numbers(record.model_dump(exclude=settings))
