@@ -206,8 +206,8 @@ def test_stored_statistics_are_those_of_the_training_data_without_dropout(schedu
         net.eval()(images, 0)
     for name, layer in norms:
         x = seen[name].transpose(0, 1).flatten(1)
-        torch.testing.assert_close(layer.mean_0, x.mean(1), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(layer.variance_0, x.var(1, correction=0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(layer.mean_0, x.mean(1), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(layer.variance_0, x.var(1, correction=0), rtol=1e-3, atol=1e-4)
 
 
 def test_statistics_of_layers_that_are_not_in_training_stay():

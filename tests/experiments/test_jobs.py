@@ -35,7 +35,8 @@ def test_a_run_that_several_tables_show_is_one_job(tmp_path):
 
 def test_the_first_seed_of_all_lines_comes_first(tmp_path):
     jobs = of_experiments(experiments.chosen("eta,components"), "fast", [4, 2], tmp_path)
-    assert [job.plan.seed for job in jobs] == [4] * 9 + [2] * 9
+    assert len(jobs) == 24
+    assert [job.plan.seed for job in jobs] == [4] * 12 + [2] * 12
     assert jobs[0].labels == ("eta: η = 0.5",)
     (first, *_) = of_experiments(experiments.chosen("eta"), "fast", [4], tmp_path)
     assert first.labels == ("η = 0.5",)

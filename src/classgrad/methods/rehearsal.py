@@ -6,7 +6,8 @@ papers draw mixed batches uniformly. `ReplayMemory.draw` says how tasks are chos
 that the expected loss is still the mean over the memory. In a network with BatchNorm every part has
 at least 8 samples, so that a small batch is of some of the tasks only, and a task with a single
 sample in the memory is left out: alone it has no batch statistics. With `norm=stored` a pass
-updates the statistics of its task, which so follow the moving trunk.
+updates the statistics of its task, which so follow the moving trunk; when a task is learnt those of
+earlier ones are measured on what is kept of them.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +21,7 @@ from torch.nn import functional
 
 from classgrad.errors import UserError
 from classgrad.memory.replay import EqualShares, Part, ReplayMemory
-from classgrad.methods.base import Method, Step
+from classgrad.methods.base import Fit, Method, Step
 from classgrad.methods.flat import gather
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
@@ -66,6 +67,16 @@ class Rehearsal(Method, ABC):
     def _least(self) -> int:
         """Samples of a task that can go through the network on their own, at least."""
         return 2 if self._normed else 1
+
+    def fit_task(self, net: Network, task: Task, fit: Fit) -> None:
+        """Train on a task, then measure the stored statistics of earlier ones."""
+        fit([task])
+        net.train()
+        dtype = next(net.parameters()).dtype
+        for earlier, part in self._memory.parts.items():
+            if earlier != task.id and len(part) >= FAIR:
+                images = part.unit_images(slice(None), dtype)
+                net.settle(earlier, [self._transforms[earlier](images)])
 
     def draw(self, step: Step, without: int | None = None) -> list[Part]:
         """Draw a batch from the memory; one task can be left out."""
