@@ -65,7 +65,12 @@ def learn(job: dict[str, Any], send: Send) -> RunRecord:
     keeper = Keeper(folder, minutes=job["save_minutes"])
     run = Run(plan, load_stream(plan, job["data_dir"]), folder, keeper)
     with keeper.listening():
-        return go_on(run, progress(run, send), tell=lambda line: send({"tell": line}))
+        return go_on(
+            run,
+            progress(run, send),
+            tell=lambda line: send({"tell": line}),
+            locked=job["locked"],
+        )
 
 
 def progress(run: Run, send: Send) -> Observer:
