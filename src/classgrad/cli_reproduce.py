@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from classgrad.experiments.jobs import Job
     from classgrad.experiments.pool import Options
+    from classgrad.experiments.remote import Place
     from classgrad.experiments.status import Show, Status
     from classgrad.plan import Plan
 
@@ -46,7 +47,9 @@ Ray = Annotated[
         help="Run on a Ray cluster: auto is the one of this machine, which is started if need be.",
     ),
 ]
-Out = Annotated[Path, typer.Option(help="Folder for the results.")]
+Out = Annotated[
+    str, typer.Option(help="Folder for the results, or a URL such as s3://bucket/folder.")
+]
 DataDir = Annotated[
     Path | None, typer.Option(envvar="CLASSGRAD_DATA", help="Folder of the datasets.")
 ]
@@ -58,7 +61,7 @@ DryRun = Annotated[
 @app.command(
     epilog="Examples: classgrad reproduce all --dry-run | classgrad reproduce cifar100 --jobs 2 | "
     "classgrad reproduce eta,lambda --recipe paper --seeds 1,2,3 | "
-    "classgrad reproduce my-table.toml"
+    "classgrad reproduce my-table.toml | classgrad reproduce all --ray auto --out /shared/runs"
 )
 def reproduce(
     name: Annotated[
@@ -70,7 +73,7 @@ def reproduce(
     recipe: Recipe = "fast",
     seeds: Annotated[str, typer.Option(help="Seeds of every run, with commas.")] = "1",
     jobs: Jobs = None,
-    out: Out = Path("runs"),
+    out: Out = "runs",
     data_dir: DataDir = None,
     threads: Threads = None,
     ray: Ray = None,
@@ -86,16 +89,19 @@ def reproduce(
     from classgrad.experiments import chosen
     from classgrad.experiments.compare import compare
     from classgrad.experiments.jobs import of_experiments
+    from classgrad.experiments.remote import opened
     from classgrad.experiments.tables import comparison
 
     found = chosen(name)
-    listed = of_experiments(found, recipe, parse_seeds(seeds, "--seeds"), out)
     console = Console(markup=False)  # brackets in names are no markup
     options = options_of(jobs, threads, data_dir, save_minutes, ray)
-    ended = carry_out(console, listed, out, options, ray, dry_run)
-    if dry_run:
-        return
-    records = [record for job in listed if (record := job.record())]
+    with opened(out) as place:
+        listed = of_experiments(found, recipe, parse_seeds(seeds, "--seeds"), place.folder)
+        listed = place.look(listed)
+        ended = carry_out(console, listed, place, options, ray, dry_run)
+        if dry_run:
+            return
+        records = [record for job in place.look(listed) if (record := job.record())]
     for experiment in found:
         console.print(comparison(experiment, compare(experiment, records, recipe)))
     tell_failures(ended)
@@ -128,7 +134,7 @@ def sweep(
         ),
     ] = None,
     jobs: Jobs = None,
-    out: Out = Path("runs"),
+    out: Out = "runs",
     data_dir: DataDir = None,
     threads: Threads = None,
     ray: Ray = None,
@@ -143,6 +149,7 @@ def sweep(
 
     from classgrad import report
     from classgrad.experiments.jobs import grid, of_plans
+    from classgrad.experiments.remote import opened
 
     fixed, varied = parse_settings(settings or []), parse_grid(over or [])
     both = sorted(fixed.keys() & varied.keys())
@@ -153,12 +160,16 @@ def sweep(
         seed = point.pop("seed")
         for plan in make_plans(benchmark, method, network, recipe, seed, {**fixed, **point}):
             labelled.append((label_of(plan, point), plan))
-    listed = of_plans(labelled, out)
     console = Console(markup=False)  # brackets in names are no markup
     options = options_of(jobs, threads, data_dir, save_minutes, ray)
-    ended = carry_out(console, listed, out, options, ray, dry_run)
-    records = [record for job in listed if (record := job.record()) and record.complete]
-    if records and not dry_run:
+    with opened(out) as place:
+        listed = place.look(of_plans(labelled, place.folder))
+        ended = carry_out(console, listed, place, options, ray, dry_run)
+        if dry_run:
+            return
+        found = [job.record() for job in place.look(listed)]
+    records = [record for record in found if record and record.complete]
+    if records:
         console.print(report.means(records))
     tell_failures(ended)
 
@@ -195,7 +206,7 @@ def options_of(
 def carry_out(
     console: "Console",
     jobs: "list[Job]",
-    out: Path,
+    place: "Place",
     options: "Options",
     ray: str | None,
     dry_run: bool,
@@ -211,7 +222,8 @@ def carry_out(
     with console.status("looking at data and settings"):
         streams = Streams(options.data_dir)
         streams.refuse_what_cannot_run(todo)
-        estimate = Estimate(finished_records(out) if todo else [], streams.facts, options.threads)
+        known = finished_records(place.folder) if todo else []
+        estimate = Estimate(known, streams.facts, options.threads)
         seconds = [
             0.0 if state == "done" else estimate.of_job(job)
             for job, state in zip(jobs, states, strict=True)
@@ -221,7 +233,8 @@ def carry_out(
         console.print("all runs are done")
         return []
     early = any(job.plan.training.schedule == "plateau" for job in todo)
-    with executor(console, options, ray, None if dry_run else out) as (options, execute):
+    out = None if dry_run or place.url else place.folder
+    with executor(console, options, ray, out) as (options, execute):
         console.print(plan_table(jobs, states, seconds))
         count = min(options.count, len(todo))
         console.print(

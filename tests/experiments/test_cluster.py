@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 import signal
 import time
 from types import SimpleNamespace
@@ -227,7 +226,7 @@ def test_a_task_returns_its_end_and_leaves_the_rest_in_the_mailbox(monkeypatch):
 ANSWERS = {
     "other torch": (
         {"versions": {**versions(), "torch": "1.0"}, "seen": True},
-        rf"machine far \(1.2.3.4\) has torch 1.0, here it is {re.escape(versions()['torch'])}: inst",
+        r"machine far \(1.2.3.4\) has torch 1.0, here it is .*: install the same on all machines",
     ),
     "other classgrad": (
         {"versions": {**versions(), "classgrad": "9"}, "seen": True},

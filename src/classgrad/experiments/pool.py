@@ -12,8 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
-from classgrad.errors import Stopped, shown
+from classgrad.errors import Stopped, UserError, shown
 from classgrad.experiments.jobs import Job
+from classgrad.experiments.remote import Remote
 from classgrad.experiments.status import Show, Status
 
 CRASH_FILE = "crash.txt"
@@ -133,6 +134,7 @@ def described(job: Job, options: Options, *, locked: bool = False) -> bytes:
     values = {
         "plan": job.plan.as_dict(),
         "folder": str(job.folder),
+        "url": job.url,
         "data_dir": None if options.data_dir is None else str(options.data_dir),
         "save_minutes": options.save_minutes,
         "threads": options.threads,
@@ -148,9 +150,13 @@ def crash_file(job: Job) -> Path:
 
 def crashed(job: Job, reason: str, errors: str) -> str:
     """Keep what a job wrote before it crashed; say in one line what happened."""
+    path, place = crash_file(job), str(crash_file(job))
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
-        crash_file(job).write_text(errors, encoding="utf-8")
-    except OSError:  # a full disk, perhaps: what matters is in the line
+        path.write_text(errors, encoding="utf-8")
+        if job.url is not None:
+            Remote(job.url).put(path, CRASH_FILE)
+            place = f"{job.url}/{CRASH_FILE}"
+    except (OSError, UserError):  # a full disk, perhaps: what matters is in the line
         return shown(reason)
-    return f"{shown(reason)}; see '{crash_file(job)}'"
+    return f"{shown(reason)}; see '{place}'"
