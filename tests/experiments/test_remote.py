@@ -154,6 +154,26 @@ def test_a_sweep_at_a_url_is_not_run_again(call, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+def test_other_files_at_the_url_are_neither_copied_nor_removed(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "record.json").write_text("{}")
+    remote = Remote(f"file://{tmp_path}/there")
+    remote.put(tmp_path / "here" / "record.json", "crash.txt")
+    for name in ("notes.txt", "checkpoints/x/manifest.json", "recordXjson"):
+        remote.put(tmp_path / "here" / "record.json", name)
+    remote.push(tmp_path / "here")
+    assert sorted(files(tmp_path / "there")) == [
+        "manifest.json",
+        "notes.txt",
+        "record.json",
+        "recordXjson",
+    ]
+    names = [f"{remote.root}/checkpoints/../../out/{name}" for name in ("manifest.json", "a")]
+    monkeypatch.setattr(remote.files, "find", lambda root: names, raising=False)
+    remote.fetch(tmp_path / "elsewhere")
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_trace_of_a_crash_is_at_the_url(tmp_path):
     job = Job(make_plan("split-digits", "gpm"), tmp_path / "x", ("a",), f"file://{tmp_path}/y")
     assert crashed(job, "KeyError: 1", "trace") == (

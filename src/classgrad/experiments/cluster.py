@@ -63,12 +63,13 @@ def _connect(address: str, threads: int) -> None:
     if address != "auto":
         refuse_unreachable(address)
     try:
-        ray.init(address=address, **settings)
-    except ConnectionError as error:
-        if address != "auto":
-            raise refusal(address, error) from None
-        ray.init(address="local", include_dashboard=False, **settings)
-    except (RuntimeError, ValueError) as error:  # of another version, for example
+        try:
+            ray.init(address=address, **settings)
+        except ConnectionError:
+            if address != "auto":
+                raise
+            ray.init(address="local", include_dashboard=False, **settings)
+    except (OSError, RuntimeError, ValueError) as error:  # of another version, for example
         raise refusal(address, error) from None
 
 
@@ -145,12 +146,13 @@ def token(out: Path | None) -> Iterator[Path | None]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         path.touch()
-        yield path
     except OSError as error:
         raise UserError(f"cannot write to '{out}': {error.strerror}; give another --out") from None
+    try:
+        yield path
     finally:
         with suppress(OSError):
-            path.unlink(missing_ok=True)
+            path.unlink()
 
 
 def name_of(node: dict[str, Any]) -> str:

@@ -13,6 +13,8 @@ from classgrad.records import FILE_NAME, RunRecord
 from classgrad.run_state import something_kept
 from classgrad.runs import run_folder
 
+CRASH_FILE = "crash.txt"  # the trace of a crash, in the folder of a run
+
 State = Literal["done", "cut", "missing"]
 
 

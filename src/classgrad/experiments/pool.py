@@ -13,11 +13,10 @@ from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
 from classgrad.errors import Stopped, UserError, shown
-from classgrad.experiments.jobs import Job
+from classgrad.experiments.jobs import CRASH_FILE, Job
 from classgrad.experiments.remote import Remote
 from classgrad.experiments.status import Show, Status
 
-CRASH_FILE = "crash.txt"
 TICK = 0.2  # seconds
 
 

@@ -5,6 +5,7 @@ first to be removed, and old ones are removed after the new one is there. So whe
 short, there is a state to go on from on any other machine.
 """
 
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,11 +14,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from classgrad.checkpoints import Keeper
-from classgrad.checkpoints.files import MANIFEST
+from classgrad.checkpoints.files import MANIFEST, STATE, TENSORS
 from classgrad.checkpoints.keeper import FOLDER
 from classgrad.errors import UserError, shown
-from classgrad.experiments.jobs import Job
+from classgrad.experiments.jobs import CRASH_FILE, Job
 from classgrad.records import FILE_NAME
+
+# What there is of a run. Whatever else is there is not touched, and not copied to a machine, as its
+# name may lead anywhere.
+KNOWN = re.compile(
+    rf"{FILE_NAME}|{CRASH_FILE}|{FOLDER}/[0-9]+/({STATE}|{TENSORS}|{MANIFEST})".replace(".", r"\.")
+)
 
 
 class Remote:
@@ -48,7 +55,7 @@ class Remote:
                 (folder / FOLDER).mkdir(parents=True, exist_ok=True)
 
     def push(self, folder: Path) -> None:
-        """Copy the record and all checkpoints of a folder, and remove what is not in it."""
+        """Copy the record and all checkpoints of a folder, and remove what is gone from it."""
         paths = [path for path in (folder / FOLDER).glob("[0-9]*/*") if path.is_file()]
         here = [path.relative_to(folder).as_posix() for path in paths]
         if (folder / FILE_NAME).is_file():
@@ -71,9 +78,10 @@ class Remote:
             self.files.put_file(str(path), place)
 
     def names(self) -> list[str]:
-        """Return the names of all files."""
+        """Return the names of all files of the run."""
         self.files.invalidate_cache()
-        return [path[len(self.root) :].lstrip("/") for path in self.files.find(self.root)]
+        names = [path[len(self.root) :].lstrip("/") for path in self.files.find(self.root)]
+        return [name for name in names if KNOWN.fullmatch(name)]
 
     def _get(self, name: str, folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
