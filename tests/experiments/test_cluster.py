@@ -91,7 +91,7 @@ def run(jobs, monkeypatch):
         fake = FakeRay(outcomes)
         monkeypatch.setattr(cluster_pool, "ray", fake)
         monkeypatch.setattr(cluster_pool, "new_mailbox", fake.mailbox)
-        show = Watcher(lambda: act(fake))
+        show = go.show = Watcher(lambda: act(fake))
         found = cluster_pool.execute(jobs[:count], Options(9, 2, None, 2.5), show)
         return fake, found, show.text
 
@@ -169,6 +169,8 @@ def test_asked_to_stop_all_are_cancelled_and_waited_for(run, jobs):
     with pytest.raises(Stopped) as stop:
         run([None, None], act, count=2)
     assert stop.value.number == signal.SIGINT
+    assert run.show.text.count(": stopped after 0 s\n") == 2
+    assert "it goes on" not in run.show.text
     assert not any((job.folder / LOCK).exists() for job in jobs)
 
 

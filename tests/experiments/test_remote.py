@@ -113,7 +113,7 @@ def test_a_run_that_was_stopped_goes_on_in_another_folder(done, tmp_path, monkey
 
     def stopping(self, *given):
         seen.append(1)
-        if len(seen) == 7:
+        if len(seen) == 3:  # there is no record yet
             signal.raise_signal(signal.SIGTERM)
         return step(self, *given)
 
@@ -128,7 +128,7 @@ def test_a_run_that_was_stopped_goes_on_in_another_folder(done, tmp_path, monkey
     assert [job.state() for job in place.look([job])] == ["cut"]
     code, sent = done(url)
     assert code == 0
-    assert {"tell": "gpm: going on with task 2"} in sent
+    assert {"tell": "gpm: going on with task 1"} in sent
     assert files(tmp_path / "there") == ["record.json"]
     assert [job.state() for job in place.look([job])] == ["done"]
     done(None)
