@@ -1,6 +1,8 @@
 """The commands on many runs: reproduce the tables of the paper, or sweep over a grid."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,24 +12,44 @@ from classgrad.cli_words import SaveMinutes, make_plans, parse_grid, parse_seeds
 from classgrad.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
     from classgrad.experiments.jobs import Job
-    from classgrad.experiments.local import Options
-    from classgrad.experiments.status import Status
+    from classgrad.experiments.pool import Options
+    from classgrad.experiments.remote import Place
+    from classgrad.experiments.status import Show, Status
     from classgrad.plan import Plan
+
+    Execute = Callable[[Sequence[Job], Options, Show], list[Status]]
 
 app = typer.Typer()
 
 Recipe = Annotated[str, typer.Option(help="A recipe by name, or a .toml file.")]
-Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at once, a process each.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        "-j",
+        min=1,
+        help="Runs at once, a process each; by default 1, or as many as a cluster has room for.",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(min=1, help="Threads of each run; by default 1 if several run at once."),
 ]
-Out = Annotated[Path, typer.Option(help="Folder for the results.")]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|HOST:PORT",
+        help="Run on a Ray cluster: auto is the one of this machine, which is started if need be.",
+    ),
+]
+Out = Annotated[
+    str, typer.Option(help="Folder for the results, or a URL such as s3://bucket/folder.")
+]
 DataDir = Annotated[
     Path | None, typer.Option(envvar="CLASSGRAD_DATA", help="Folder of the datasets.")
 ]
@@ -39,7 +61,7 @@ DryRun = Annotated[
 @app.command(
     epilog="Examples: classgrad reproduce all --dry-run | classgrad reproduce cifar100 --jobs 2 | "
     "classgrad reproduce eta,lambda --recipe paper --seeds 1,2,3 | "
-    "classgrad reproduce my-table.toml"
+    "classgrad reproduce my-table.toml | classgrad reproduce all --ray auto --out /shared/runs"
 )
 def reproduce(
     name: Annotated[
@@ -50,10 +72,11 @@ def reproduce(
     ],
     recipe: Recipe = "fast",
     seeds: Annotated[str, typer.Option(help="Seeds of every run, with commas.")] = "1",
-    jobs: Jobs = 1,
-    out: Out = Path("runs"),
+    jobs: Jobs = None,
+    out: Out = "runs",
     data_dir: DataDir = None,
     threads: Threads = None,
+    ray: Ray = None,
     save_minutes: SaveMinutes = 5.0,
     dry_run: DryRun = False,
 ) -> None:
@@ -66,16 +89,19 @@ def reproduce(
     from classgrad.experiments import chosen
     from classgrad.experiments.compare import compare
     from classgrad.experiments.jobs import of_experiments
+    from classgrad.experiments.remote import opened
     from classgrad.experiments.tables import comparison
 
     found = chosen(name)
-    listed = of_experiments(found, recipe, parse_seeds(seeds, "--seeds"), out)
     console = Console(markup=False)  # brackets in names are no markup
-    options = options_of(jobs, threads, data_dir, save_minutes)
-    ended = carry_out(console, listed, out, options, dry_run)
-    if dry_run:
-        return
-    records = [record for job in listed if (record := job.record())]
+    options = options_of(jobs, threads, data_dir, save_minutes, ray)
+    with opened(out) as place:
+        listed = of_experiments(found, recipe, parse_seeds(seeds, "--seeds"), place.folder)
+        listed = place.look(listed)
+        ended = carry_out(console, listed, place, options, ray, dry_run)
+        if dry_run:
+            return
+        records = [record for job in place.look(listed) if (record := job.record())]
     for experiment in found:
         console.print(comparison(experiment, compare(experiment, records, recipe)))
     tell_failures(ended)
@@ -107,10 +133,11 @@ def sweep(
             help="A setting, or seed, with the values to try. Can be repeated: all combinations.",
         ),
     ] = None,
-    jobs: Jobs = 1,
-    out: Out = Path("runs"),
+    jobs: Jobs = None,
+    out: Out = "runs",
     data_dir: DataDir = None,
     threads: Threads = None,
+    ray: Ray = None,
     save_minutes: SaveMinutes = 5.0,
     dry_run: DryRun = False,
 ) -> None:
@@ -122,6 +149,7 @@ def sweep(
 
     from classgrad import report
     from classgrad.experiments.jobs import grid, of_plans
+    from classgrad.experiments.remote import opened
 
     fixed, varied = parse_settings(settings or []), parse_grid(over or [])
     both = sorted(fixed.keys() & varied.keys())
@@ -132,12 +160,16 @@ def sweep(
         seed = point.pop("seed")
         for plan in make_plans(benchmark, method, network, recipe, seed, {**fixed, **point}):
             labelled.append((label_of(plan, point), plan))
-    listed = of_plans(labelled, out)
     console = Console(markup=False)  # brackets in names are no markup
-    options = options_of(jobs, threads, data_dir, save_minutes)
-    ended = carry_out(console, listed, out, options, dry_run)
-    records = [record for job in listed if (record := job.record()) and record.complete]
-    if records and not dry_run:
+    options = options_of(jobs, threads, data_dir, save_minutes, ray)
+    with opened(out) as place:
+        listed = place.look(of_plans(labelled, place.folder))
+        ended = carry_out(console, listed, place, options, ray, dry_run)
+        if dry_run:
+            return
+        found = [job.record() for job in place.look(listed)]
+    records = [record for record in found if record and record.complete]
+    if records:
         console.print(report.means(records))
     tell_failures(ended)
 
@@ -153,22 +185,36 @@ def label_of(plan: "Plan", point: dict[str, Any]) -> str:
 
 
 def options_of(
-    jobs: int, threads: int | None, data_dir: Path | None, save_minutes: float
+    jobs: int | None,
+    threads: int | None,
+    data_dir: Path | None,
+    save_minutes: float,
+    ray: str | None,
 ) -> "Options":
-    """Return how jobs are to be run."""
-    from classgrad.experiments.local import Options
+    """Return how jobs are to be run; as many at once as a cluster has room for, if none is said."""
+    from classgrad.experiments.pool import Options
 
-    return Options(jobs, threads or (1 if jobs > 1 else None), data_dir, save_minutes)
+    if ray is not None:
+        from classgrad.experiments.cluster import refuse_missing
+
+        refuse_missing()
+        data_dir = None if data_dir is None else data_dir.absolute()
+        return Options(jobs or sys.maxsize, threads or 1, data_dir, save_minutes)
+    return Options(jobs or 1, threads or (1 if (jobs or 1) > 1 else None), data_dir, save_minutes)
 
 
 def carry_out(
-    console: "Console", jobs: "list[Job]", out: Path, options: "Options", dry_run: bool
+    console: "Console",
+    jobs: "list[Job]",
+    place: "Place",
+    options: "Options",
+    ray: str | None,
+    dry_run: bool,
 ) -> "Sequence[Status]":
     """Show what there is to do, and do it; return how each job ended that was not done before."""
     from classgrad.experiments.checks import Streams
     from classgrad.experiments.estimate import Estimate, finished_records, in_all
     from classgrad.experiments.live import showing
-    from classgrad.experiments.local import execute
     from classgrad.experiments.tables import duration, plan_table
 
     states = [job.state() for job in jobs]
@@ -176,25 +222,57 @@ def carry_out(
     with console.status("looking at data and settings"):
         streams = Streams(options.data_dir)
         streams.refuse_what_cannot_run(todo)
-        estimate = Estimate(finished_records(out) if todo else [], streams.facts, options.threads)
+        known = finished_records(place.folder) if todo else []
+        estimate = Estimate(known, streams.facts, options.threads)
         seconds = [
             0.0 if state == "done" else estimate.of_job(job)
             for job, state in zip(jobs, states, strict=True)
         ]
-    console.print(plan_table(jobs, states, seconds))
     if not todo:
+        console.print(plan_table(jobs, states, seconds))
         console.print("all runs are done")
         return []
     early = any(job.plan.training.schedule == "plateau" for job in todo)
-    console.print(
-        f"{len(todo)} of {len(jobs)} runs to do: about {duration(in_all(seconds, options.count))}"
-        + (f" with {options.count} at once" if options.count > 1 else "")
-        + (", less where training stops early" if early else "")
-    )
-    if dry_run:
-        return []
-    with showing(console) as show:
-        return execute(todo, options, show)
+    out = None if dry_run or place.url else place.folder
+    with executor(console, options, ray, out) as (options, execute):
+        console.print(plan_table(jobs, states, seconds))
+        count = min(options.count, len(todo))
+        console.print(
+            f"{len(todo)} of {len(jobs)} runs to do: about {duration(in_all(seconds, count))}"
+            + (f" with {count} at once" if count > 1 else "")
+            + (", less where training stops early" if early else "")
+        )
+        if dry_run:
+            return []
+        with showing(console) as show:
+            return execute(todo, options, show)
+
+
+@contextmanager
+def executor(
+    console: "Console", options: "Options", ray: str | None, out: Path | None
+) -> "Iterator[tuple[Options, Execute]]":
+    """Yield what runs jobs, here or on a cluster, with as many at once as there is room for.
+
+    The machines of a cluster have to see the folder for the results, if one is given.
+    """
+    if ray is None:
+        from classgrad.experiments.local import execute
+
+        yield options, execute
+        return
+    from dataclasses import replace
+
+    from classgrad.experiments import cluster
+
+    threads = options.threads or 1
+    status = console.status("connecting to the cluster")
+    with status, cluster.connected(ray, threads) as room:
+        cluster.refuse_differences(threads, out)
+        from classgrad.experiments import cluster_pool
+
+        status.stop()
+        yield replace(options, count=min(options.count, room)), cluster_pool.execute
 
 
 def tell_failures(statuses: "Sequence[Status]") -> None:

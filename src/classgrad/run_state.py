@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +25,17 @@ def go_on(
     *,
     fresh: bool = False,
     tell: Callable[[str], None] = lambda line: None,
+    locked: bool = False,
 ) -> RunRecord:
     """Learn what a run has not learnt yet, and keep its state in its folder; return the record.
 
     The record of a finished run is returned as it is. `fresh` forgets what was done before. `tell`
-    gets a line for whatever a user should know.
+    gets a line for whatever a user should know. `locked` says that another process, which waits for
+    this one, has locked the folder.
     """
     assert run.folder is not None
     assert run.keeper is not None
-    with Lock(run.folder):
+    with nullcontext() if locked else Lock(run.folder):
         if fresh:
             forget(run.folder, run.keeper)
         finished = finished_record(run, tell)

@@ -16,7 +16,8 @@ from rich.console import Console
 from classgrad.errors import Stopped
 from classgrad.experiments import live, local
 from classgrad.experiments.jobs import of_plans
-from classgrad.experiments.local import Options, execute
+from classgrad.experiments.local import execute
+from classgrad.experiments.pool import Options
 from classgrad.experiments.status import Status
 from classgrad.plan import make_plan
 

@@ -9,7 +9,7 @@ import pytest
 from classgrad.checkpoints import Lock
 from classgrad.experiments import worker
 from classgrad.experiments.jobs import of_plans
-from classgrad.experiments.local import Options, described
+from classgrad.experiments.pool import Options, described
 from classgrad.loop import Loop
 from classgrad.plan import make_plan
 from classgrad.records import RunRecord

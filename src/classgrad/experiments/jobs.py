@@ -13,16 +13,22 @@ from classgrad.records import FILE_NAME, RunRecord
 from classgrad.run_state import something_kept
 from classgrad.runs import run_folder
 
+CRASH_FILE = "crash.txt"  # the trace of a crash, in the folder of a run
+
 State = Literal["done", "cut", "missing"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run, its folder, and the lines of tables it is for."""
+    """A run, its folder, and the lines of tables it is for; `url` is where its files are, if any.
+
+    With a URL the folder has no more than its record.
+    """
 
     plan: Plan
     folder: Path
     labels: tuple[str, ...]
+    url: str | None = None
 
     @property
     def label(self) -> str:

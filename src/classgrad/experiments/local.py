@@ -7,32 +7,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
+from contextlib import suppress
 from typing import Any
 
-from classgrad.errors import Stopped, shown
 from classgrad.experiments.jobs import Job
+from classgrad.experiments.pool import TICK, Options, Pool, crash_file, crashed, described
 from classgrad.experiments.status import Show, Status
-
-CRASH_FILE = "crash.txt"
-TICK = 0.2  # seconds
-STARTS = 2  # a process that is killed, for example for want of memory, is started once more
-
-
-@dataclass(frozen=True)
-class Options:
-    """How jobs are run: how many at once, with how many threads each (None: as torch likes)."""
-
-    count: int = 1
-    threads: int | None = None
-    data_dir: Path | None = None
-    save_minutes: float = 5.0
 
 
 def execute(jobs: Sequence[Job], options: Options, show: Show) -> list[Status]:
@@ -40,7 +21,7 @@ def execute(jobs: Sequence[Job], options: Options, show: Show) -> list[Status]:
 
     Asked to stop, all save their states and `Stopped` is raised; asked twice, they are killed.
     """
-    return Pool([Status(job) for job in jobs], options, show).go()
+    return Processes([Status(job) for job in jobs], options, show).go()
 
 
 class Worker:
@@ -94,47 +75,14 @@ class Worker:
             return self._errors.read().decode(errors="replace")
 
 
-class Pool:
-    """Some jobs, of which so many run at once."""
+class Processes(Pool[Worker]):
+    """Some jobs in processes of this machine."""
 
-    def __init__(self, statuses: list[Status], options: Options, show: Show) -> None:
-        self.statuses, self.options, self.show = statuses, options, show
-        self.waiting = deque(statuses)
-        self.running: list[Worker] = []
-        self.starts = {id(status): 0 for status in statuses}
-        self.asked: int | None = None  # the signal that came, if one did
-        self.told_to_stop = False
-
-    def go(self) -> list[Status]:
-        """Run all, and return how they ended."""
-        with self.listening():
-            try:
-                while self.running or (self.waiting and self.asked is None):
-                    self.begin_some()
-                    self.wait()
-                    self.show.tick(self.statuses)
-            finally:
-                for worker in self.running:
-                    worker.kill()
-        if self.asked is not None:
-            raise Stopped(self.asked)
-        return self.statuses
-
-    def begin_some(self) -> None:
-        """Start as many as may run; or tell those that run to stop."""
-        if self.asked is not None:
-            if not self.told_to_stop:
-                self.told_to_stop = True
-                self.show.say("stopping; a second Ctrl-C does not wait for states to be saved")
-                for worker in self.running:
-                    worker.stop()
-            return
-        while self.waiting and len(self.running) < self.options.count and self.asked is None:
-            status = self.waiting.popleft()
-            self.running.append(Worker(status, self.options))
-            self.starts[id(status)] += 1
-            status.begin()
-            self.show.begun(status)
+    def start(self, status: Status) -> None:
+        """Start the process of a job."""
+        self.running.append(Worker(status, self.options))
+        status.begin()
+        self.show.begun(status)
 
     def wait(self) -> None:
         """Hear what the processes have to say, and see which have ended."""
@@ -145,9 +93,7 @@ class Pool:
         for worker in list(self.running):
             gone = worker.process.poll() is not None  # before the last messages are read
             for message in worker.messages():
-                worker.status.hear(message)
-                if "tell" in message:
-                    self.show.told(worker.status, message["tell"])
+                self.hear(worker.status, message)
             if gone:
                 self.running.remove(worker)
                 self.close(worker)
@@ -158,36 +104,14 @@ class Pool:
         if status.state == "running" and self.asked is not None:
             status.end("stopped")
         elif status.state == "running" and code == -signal.SIGKILL:
-            if self.starts[id(status)] < STARTS:
-                self.show.told(status, "its process was killed; it goes on in another")
-                status.state = "waiting"
-                self.waiting.appendleft(status)
+            if self.again(status, "its process was killed; it goes on in another"):
                 return
             status.end("failed", "its process was killed twice: is memory short? Lower --jobs")
         elif status.state == "running" and code == -signal.SIGTERM:
             status.end("failed", "its process was told to end")
         elif status.state == "running":
-            status.end("failed", crashed(status.job, code, errors), crash=True)
+            status.end("failed", crashed(status.job, reason(code, errors), errors), crash=True)
         self.show.ended(status)
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Note Ctrl-C and a request to end while the block runs."""
-        if threading.current_thread() is not threading.main_thread():
-            yield  # only the main thread is told of signals
-            return
-        before = {n: signal.signal(n, self._hear) for n in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        again = self.asked is not None
-        self.asked = number
-        if again:
-            raise Stopped(number)
 
 
 def environment(threads: int | None) -> dict[str, str]:
@@ -198,32 +122,13 @@ def environment(threads: int | None) -> dict[str, str]:
     return found
 
 
-def described(job: Job, options: Options) -> bytes:
-    """Return a job as the worker reads it."""
-    values = {
-        "plan": job.plan.as_dict(),
-        "folder": str(job.folder),
-        "data_dir": None if options.data_dir is None else str(options.data_dir),
-        "save_minutes": options.save_minutes,
-        "threads": options.threads,
-    }
-    return json.dumps(values).encode()
+def reason(code: int, errors: str) -> str:
+    """Return why a process ended, by its exit code and what it wrote last.
 
-
-def crash_file(job: Job) -> Path:
-    """Return where the trace of a crash is kept."""
-    return job.folder / CRASH_FILE
-
-
-def crashed(job: Job, code: int, errors: str) -> str:
-    """Keep what a process wrote before it crashed; say in one line what happened."""
-    lines = errors.strip().splitlines()
-    reason = lines[-1] if lines else f"ended with code {code}"
+    >>> reason(-11, "what came before"), reason(1, "a trace\\nKeyError: 1"), reason(3, "")
+    ('ended by SIGSEGV', 'KeyError: 1', 'ended with code 3')
+    """
     if code < 0:
-        reason = f"ended by {signal.Signals(-code).name}"
-    try:
-        job.folder.mkdir(parents=True, exist_ok=True)
-        crash_file(job).write_text(errors, encoding="utf-8")
-    except OSError:  # a full disk, perhaps: what matters is in the line
-        return shown(reason)
-    return f"{shown(reason)}; see '{crash_file(job)}'"
+        return f"ended by {signal.Signals(-code).name}"
+    lines = errors.strip().splitlines()
+    return lines[-1] if lines else f"ended with code {code}"

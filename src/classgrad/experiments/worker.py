@@ -11,8 +11,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from classgrad.checkpoints import Keeper
 from classgrad.checkpoints.lock import InUse
 from classgrad.errors import Stopped, UserError
+from classgrad.experiments.remote import keeper_at
 from classgrad.loop import Observer, Progress
 from classgrad.plan import Plan
 from classgrad.records import RunRecord
@@ -61,11 +62,27 @@ def carry_out(job: dict[str, Any], send: Send) -> int:
 
 def learn(job: dict[str, Any], send: Send) -> RunRecord:
     """Learn what is not learnt yet; return the record."""
-    plan, folder = Plan.from_dict(job["plan"]), Path(job["folder"])
-    keeper = Keeper(folder, minutes=job["save_minutes"])
-    run = Run(plan, load_stream(plan, job["data_dir"]), folder, keeper)
-    with keeper.listening():
-        return go_on(run, progress(run, send), tell=lambda line: send({"tell": line}))
+    plan = Plan.from_dict(job["plan"])
+    with workplace(job) as (folder, keeper):
+        run = Run(plan, load_stream(plan, job["data_dir"]), folder, keeper)
+        with keeper.listening():
+            return go_on(
+                run,
+                progress(run, send),
+                tell=lambda line: send({"tell": line}),
+                locked=job["locked"],
+            )
+
+
+@contextmanager
+def workplace(job: dict[str, Any]) -> Iterator[tuple[Path, Keeper]]:
+    """Yield the folder of a job, and what keeps its state there."""
+    minutes = job["save_minutes"]
+    if job["url"] is None:
+        yield Path(job["folder"]), Keeper(Path(job["folder"]), minutes=minutes)
+        return
+    with keeper_at(job["url"], minutes=minutes) as keeper:
+        yield keeper.folder, keeper
 
 
 def progress(run: Run, send: Send) -> Observer:

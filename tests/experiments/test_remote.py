@@ -1,0 +1,208 @@
+"""Results at a URL: nothing is lost wherever copying is cut short, and runs go on elsewhere."""
+
+import json
+import signal
+import sys
+from contextlib import suppress
+
+import pytest
+import torch
+
+from classgrad.checkpoints.store import Store
+from classgrad.errors import UserError
+from classgrad.experiments import worker
+from classgrad.experiments.jobs import Job
+from classgrad.experiments.pool import Options, crashed, described
+from classgrad.experiments.remote import CopyingKeeper, Place, Remote
+from classgrad.loop import Loop
+from classgrad.plan import make_plan
+
+SETTINGS = {"tasks": 2, "train_per_class": 10, "batch_size": 10, "epochs": 1}
+WORDS = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
+
+
+class Cut(Exception):
+    """The machine is gone."""
+
+
+class Failing:
+    """A file system that is there for so many changes only."""
+
+    def __init__(self, files, changes):
+        self.files, self.changes = files, changes
+
+    def __getattr__(self, name):
+        return getattr(self.files, name)
+
+    def put_file(self, here, there):
+        self._change()
+        self.files.put_file(here, there)
+
+    def rm_file(self, there):
+        self._change()
+        self.files.rm_file(there)
+
+    def _change(self):
+        if self.changes == 0:
+            raise Cut
+        self.changes -= 1
+
+
+def save_some(keeper):
+    """Save three states, with a record, then finish; yield how many are there for certain."""
+    for number in (1, 2, 3):
+        yield number - 1
+        (keeper.folder / "record.json").write_text(str(number))
+        keeper.save({"number": number, "tensor": torch.tensor([number])})
+    yield 3
+    (keeper.folder / "record.json").write_text("done")
+    keeper.clear()
+
+
+def test_wherever_copying_is_cut_there_is_a_state_to_go_on_from(tmp_path):
+    for changes in range(100):
+        folder, url = tmp_path / f"here{changes}", f"file://{tmp_path}/there{changes}"
+        folder.mkdir()
+        keeper = CopyingKeeper(folder, Remote(url), minutes=5)
+        keeper.remote.files = Failing(keeper.remote.files, changes)
+        certain, cut = 0, True
+        with suppress(UserError):
+            for certain in save_some(keeper):  # noqa: B007
+                pass
+            cut = False
+        elsewhere = tmp_path / f"elsewhere{changes}"
+        Remote(url).fetch(elsewhere)
+        if not cut:
+            break
+        loaded = Store(elsewhere / "checkpoints").load()
+        if (elsewhere / "record.json").is_file() and (
+            (elsewhere / "record.json").read_text() == "done"
+        ):
+            continue
+        assert (loaded.state["number"] if loaded else 0) in (certain, certain + 1)
+        assert loaded is None or loaded.warnings == ()
+        # What was copied in part does not spoil what is saved under the same number.
+        again = CopyingKeeper(elsewhere, Remote(url), minutes=5)
+        again.load()
+        again.save({"number": 9})
+        Remote(url).fetch(tmp_path / f"third{changes}")
+        assert Store(tmp_path / f"third{changes}" / "checkpoints").load().state == {"number": 9}
+    assert changes > 15
+    assert files(tmp_path / f"there{changes}") == files(elsewhere) == ["record.json"]
+
+
+def files(folder):
+    return [path.name for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def done(tmp_path):
+    """Return what does a small job, at a URL or not; returns its exit code and messages."""
+
+    def do(url):
+        job = Job(make_plan("split-digits", "gpm", values=SETTINGS), tmp_path / "here", ("a",), url)
+        sent = []
+        code = worker.carry_out(json.loads(described(job, Options())), sent.append)
+        return code, sent
+
+    return do
+
+
+def test_a_run_that_was_stopped_goes_on_in_another_folder(done, tmp_path, monkeypatch):
+    step, seen = Loop.step, []
+
+    def stopping(self, *given):
+        seen.append(1)
+        if len(seen) == 3:  # there is no record yet
+            signal.raise_signal(signal.SIGTERM)
+        return step(self, *given)
+
+    url = f"file://{tmp_path}/there/run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "step", stopping)
+        code, sent = done(url)
+    assert (code, sent[-1]) == (143, {"end": "stopped"})
+    assert not (tmp_path / "here").exists()
+    place = Place(tmp_path / "known", f"file://{tmp_path}/there")
+    job = Job(make_plan("split-digits", "gpm", values=SETTINGS), tmp_path / "known" / "run", ("a",))
+    assert [job.state() for job in place.look([job])] == ["cut"]
+    code, sent = done(url)
+    assert code == 0
+    assert {"tell": "gpm: going on with task 1"} in sent
+    assert files(tmp_path / "there") == ["record.json"]
+    assert [job.state() for job in place.look([job])] == ["done"]
+    done(None)
+    found, expected = (
+        json.loads((tmp_path / name / "record.json").read_text()) for name in ("there/run", "here")
+    )
+    assert found.pop("seconds") != expected.pop("seconds")
+    assert found == expected
+
+
+def test_a_sweep_at_a_url_is_not_run_again(call, tmp_path):
+    words = ["sweep", "-b", "split-digits", "-m", "gpm", *WORDS, "--threads", "1"]
+    words += ["--out", f"file://{tmp_path}/a/b/"]
+    code, out, err = call(*words)
+    assert code == 0, err
+    assert "1 of 1 runs to do" in out
+    assert "mean of seeds 1" in out
+    assert files(tmp_path / "a" / "b") == ["record.json"]
+    code, again, err = call(*words)
+    assert code == 0, err
+    assert "all runs are done" in again
+    assert again.partition("mean of seeds")[2] == out.partition("mean of seeds")[2]
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_other_files_at_the_url_are_neither_copied_nor_removed(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "record.json").write_text("{}")
+    remote = Remote(f"file://{tmp_path}/there")
+    remote.put(tmp_path / "here" / "record.json", "crash.txt")
+    for name in ("notes.txt", "checkpoints/x/manifest.json", "recordXjson"):
+        remote.put(tmp_path / "here" / "record.json", name)
+    remote.push(tmp_path / "here")
+    assert sorted(files(tmp_path / "there")) == [
+        "manifest.json",
+        "notes.txt",
+        "record.json",
+        "recordXjson",
+    ]
+    names = [f"{remote.root}/checkpoints/../../out/{name}" for name in ("manifest.json", "a")]
+    monkeypatch.setattr(remote.files, "find", lambda root: names, raising=False)
+    remote.fetch(tmp_path / "elsewhere")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_trace_of_a_crash_is_at_the_url(tmp_path):
+    job = Job(make_plan("split-digits", "gpm"), tmp_path / "x", ("a",), f"file://{tmp_path}/y")
+    assert crashed(job, "KeyError: 1", "trace") == (
+        f"KeyError: 1; see 'file://{tmp_path}/y/crash.txt'"
+    )
+    assert (tmp_path / "y" / "crash.txt").read_text() == "trace"
+
+
+def test_what_cannot_be_written_is_told_in_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    remote = Remote(f"file://{tmp_path}/file/run")
+    with pytest.raises(UserError, match=r"/file/run' cannot be written: .*file") as error:
+        remote.put(tmp_path / "file", "record.json")
+    assert "\n" not in str(error.value)
+
+
+WRONG = {
+    "unknown kind": ("nothing://a/b", "'nothing://a/b/", "cannot be used: "),
+    "no package": ("gs://a/b", "'gs://a/b/", "needs a package that is not installed: "),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_url_is_one_line_code_2(call, tmp_path, monkeypatch, case):
+    out, *messages = WRONG[case]
+    monkeypatch.setitem(sys.modules, "gcsfs", None)  # if it is installed after all
+    code, _, err = call("sweep", "-b", "split-digits", "-m", "gpm", *WORDS, "--out", out)
+    assert code == 2
+    assert err.count("\n") == 1
+    for message in messages:
+        assert message in err
+    assert list(tmp_path.iterdir()) == []
