@@ -61,7 +61,7 @@ DryRun = Annotated[
 @app.command(
     epilog="Examples: classgrad reproduce all --dry-run | classgrad reproduce cifar100 --jobs 2 | "
     "classgrad reproduce eta,lambda --recipe paper --seeds 1,2,3 | "
-    "classgrad reproduce my-table.toml | classgrad reproduce all --ray auto --out /shared/runs"
+    "classgrad reproduce my-table.toml | classgrad reproduce all --ray auto --out /storage/runs"
 )
 def reproduce(
     name: Annotated[

@@ -1,16 +1,15 @@
 """When the state of a run is saved: now and then, and when the process is asked to stop."""
 
-import signal
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from classgrad.checkpoints.store import Loaded, Store
 from classgrad.errors import Stopped
+from classgrad.signals import heard_by
 
 FOLDER = "checkpoints"
 MINUTES = 5.0
@@ -53,18 +52,9 @@ class Keeper:
         """Remove all checkpoints."""
         self.store.clear()
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self) -> AbstractContextManager[None]:
         """Turn Ctrl-C and a request to end into `Stopped` while the block runs."""
-        if threading.current_thread() is not threading.main_thread():
-            yield  # only the main thread is told of signals
-            return
-        before = {n: signal.signal(n, self._hear) for n in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return heard_by(self._hear)
 
     @contextmanager
     def patience(self) -> Iterator[None]:

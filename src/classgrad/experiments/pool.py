@@ -1,12 +1,9 @@
 """Jobs of which so many run at once, wherever that is; asked to stop, they save their states."""
 
 import json
-import signal
-import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -16,6 +13,7 @@ from classgrad.errors import Stopped, UserError, shown
 from classgrad.experiments.jobs import CRASH_FILE, Job
 from classgrad.experiments.remote import Remote
 from classgrad.experiments.status import Show, Status
+from classgrad.signals import heard_by
 
 TICK = 0.2  # seconds
 
@@ -66,7 +64,7 @@ class Pool(ABC, Generic[R]):
 
     def go(self) -> list[Status]:
         """Run all, and return how they ended."""
-        with self.listening():
+        with heard_by(self._hear):
             try:
                 while self.running or (self.waiting and self.asked is None):
                     self.begin_some()
@@ -107,19 +105,6 @@ class Pool(ABC, Generic[R]):
         status.state = "waiting"
         self.waiting.appendleft(status)
         return True
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Note Ctrl-C and a request to end while the block runs."""
-        if threading.current_thread() is not threading.main_thread():
-            yield  # only the main thread is told of signals
-            return
-        before = {n: signal.signal(n, self._hear) for n in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         again = self.asked is not None
