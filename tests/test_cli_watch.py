@@ -245,7 +245,8 @@ def test_the_command_opens_the_page_and_ends_like_others(call, monkeypatch):
     assert len(seen) == 1
 
 
-def test_the_command_says_nothing_but_the_address_until_it_is_stopped(runs):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_says_nothing_but_the_address_until_it_is_stopped(runs, number):
     process = subprocess.Popen(
         [sys.executable, "-m", "classgrad", "watch", str(runs), "--port", "0"],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
@@ -260,6 +261,6 @@ def test_the_command_says_nothing_but_the_address_until_it_is_stopped(runs):
     assert asked(port, command="POST")[0] == 501
     with socket.create_connection(("127.0.0.1", port)) as rude:
         rude.sendall(b"GET / HTT")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=20)
-    assert (out, err, process.returncode) == ("", "", 130)
+    assert (out, err, process.returncode) == ("", "", 128 + number)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from classgrad.errors import Stopped
+
 EXAMPLES = (
     "Examples: classgrad watch runs | classgrad watch runs --open | "
     "classgrad watch runs/split-cifar100-* --port 9000"
@@ -31,9 +33,16 @@ def watch(
 
     from classgrad.page.server import open_server
     from classgrad.page.watched import Watched
+    from classgrad.signals import heard_by
 
-    with open_server(Watched(runs), port) as server:
-        print(f"{server.address}  (Ctrl-C ends)", flush=True)
-        if open_page:
-            webbrowser.open(server.address)
-        server.serve_forever()
+    def end(number: int, frame: object) -> None:
+        raise Stopped(number)  # no Exception, which the server would take for one of a request
+
+    try:
+        with heard_by(end), open_server(Watched(runs), port) as server:
+            print(f"{server.address}  (Ctrl-C ends)", flush=True)
+            if open_page:
+                webbrowser.open(server.address)
+            server.serve_forever()
+    except Stopped as stop:
+        raise typer.Exit(128 + stop.number) from None
