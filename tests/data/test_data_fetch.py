@@ -315,7 +315,11 @@ def test_a_member_that_announces_any_size_is_not_waited_for(server, tmp_path, mo
     refused(served(server, data, content), tmp_path / "root", "more than|not a regular file")
 
 
-@pytest.mark.parametrize("content", [b"", b"junk", gzip.compress(b"junk"), gzip.compress(b"")])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"junk", gzip.compress(b"junk"), gzip.compress(b"")],
+    ids=["nothing", "junk", "packed junk", "packed nothing"],  # what is packed has the time in it
+)
 def test_what_is_no_archive_is_refused(server, tmp_path, content):
     cifar_files(tmp_path)
     data = as_release("cifar100", tmp_path / "source")
