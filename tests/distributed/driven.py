@@ -2,22 +2,28 @@
 
 import os
 import signal
+from unittest import mock
 
 from classgrad import cli
 from classgrad.loop import Loop
 
-kind, rank, number = os.environ["DRIVEN"].split()
-step, seen = Loop.step, []
+
+def main() -> None:
+    """Run the command line; in a certain step of a process's first start a signal comes."""
+    kind, rank, number = os.environ["DRIVEN"].split()
+    here = os.environ.get("RANK", "0") == rank
+    first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    step, seen = Loop.step, []
+
+    def driven(self, *given):
+        seen.append(1)
+        if here and first and len(seen) == int(number):
+            os.kill(os.getpid(), getattr(signal, kind))
+        return step(self, *given)
+
+    with mock.patch.object(Loop, "step", driven):
+        cli.main()
 
 
-def driven(self, *given):
-    """Take a step; in a certain one of the first start a signal comes."""
-    seen.append(1)
-    mine = os.environ.get("RANK", "0") == rank and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if mine == "0" and len(seen) == int(number):
-        os.kill(os.getpid(), getattr(signal, kind))
-    return step(self, *given)
-
-
-Loop.step = driven
-cli.main()
+if __name__ == "__main__":
+    main()

@@ -45,8 +45,8 @@ def ended(started: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]
     said = []
     for process in started:
         try:
-            said.append(process.communicate(timeout=300))
+            said.append(process.communicate(timeout=120))
         except subprocess.TimeoutExpired:
-            process.kill()
+            process.terminate()  # torchrun then ends its processes too
             said.append(process.communicate())
     return [(p.returncode, out, err) for p, (out, err) in zip(started, said, strict=True)]

@@ -38,33 +38,33 @@ def same_result(found, expected):
     assert ranks[0] == ranks[1]
 
 
-def test_a_run_goes_on_with_another_number_of_processes(tmp_path, expected):
-    words = [DRIVEN, *WORDS, "--out", str(tmp_path)]
-    # The signal reaches one process only, and not the first.
+def test_a_run_goes_on_with_any_number_of_processes_however_it_was_cut_short(tmp_path, expected):
+    words = [DRIVEN, *WORDS, "--save-steps", "5", "--out", str(tmp_path)]
+    # Stopped: the signal reaches one of two processes only, and not the first.
     both = processes.ended(processes.start(2, words, DRIVEN="SIGTERM 1 12"))
     assert [code for code, _, _ in both] == [143, 143], both
     assert lines(both) == ["classgrad: stopped; the same command goes on from here"]
     assert list(tmp_path.glob("*/checkpoints/*"))
-    one = processes.ended(processes.start(1, words, DRIVEN="SIGTERM 0 10"))
-    assert one[0][0] == 143
-    assert "going on with task" in one[0][1]
-    both = processes.ended(processes.start(2, words, DRIVEN="SIGTERM 0 0"))
-    assert [code for code, _, _ in both] == [0, 0], both
+    # One process, stopped.
+    (one,) = processes.ended(processes.start(1, words, DRIVEN="SIGTERM 0 10"))
+    assert one[0] == 143
+    assert "going on with task" in one[1]
+    # Two again, of which one is killed.
+    both = processes.ended(processes.start(2, words, DRIVEN="SIGKILL 1 8"))
+    assert [code for code, _, _ in both] == [2, -9], both
     assert "going on with task" in both[0][1]
     assert both[1][1] == ""
+    (line,) = lines(both)
+    assert "another process of this run has ended" in line
+    assert "Traceback" not in both[0][2]
+    # torchrun starts all again when the first is killed, which leaves its lock behind.
+    command = [*processes.TORCHRUN, "--nproc-per-node=2", "--max-restarts=3", *words]
+    (end,) = processes.ended([processes.start_one(command, DRIVEN="SIGKILL 0 8")])
+    assert end[0] == 0, end[2]
+    assert end[1].count("going on with task") == 2
     same_result(record(tmp_path), expected)
     assert not list(tmp_path.glob("*/checkpoints"))
     assert not list(tmp_path.glob("*/lock.json"))
-
-
-def test_a_run_with_a_killed_process_is_started_again_by_torchrun(tmp_path, expected):
-    words = ["--nproc-per-node=2", "--max-restarts=3", DRIVEN, *WORDS, "--save-steps", "5"]
-    command = [*processes.TORCHRUN, *words, "--out", str(tmp_path)]
-    (end,) = processes.ended([processes.start_one(command, DRIVEN="SIGKILL 1 18")])
-    assert end[0] == 0, end[2]
-    assert "another process of this run has ended" in end[2]
-    assert "going on with task" in end[1]
-    same_result(record(tmp_path), expected)
 
 
 def test_a_refusal_is_said_once_and_every_process_ends_with_2(tmp_path):

@@ -27,6 +27,9 @@ def join() -> World:
         return _here
     try:
         store, rank, size = next(distributed.rendezvous("env://"))
+        # What processes wrote that torchrun has started again since must not be read.
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = distributed.PrefixStore(f"start {start}", store)
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
     except (RuntimeError, ValueError) as error:
         raise UserError(

@@ -10,6 +10,8 @@ from classgrad.capture import Site
 from classgrad.distributed import world
 from classgrad.memory.representation import Representation
 
+BLOCKS = 8  # rows of blocks in which a symmetric matrix is sent
+
 
 @dataclass
 class ClassInputs:
@@ -53,12 +55,14 @@ def merged(classes: Sequence[ClassInputs], sites: Mapping[str, Site]) -> None:
 
 
 def summed_gram(gram: Tensor) -> Tensor:
-    """Return the sum of a symmetric matrix over processes; only one half of it is sent."""
-    above = torch.triu_indices(*gram.shape)
-    half = world().sum(gram[above[0], above[1]])
+    """Return the sum of a symmetric matrix over processes; little more than half of it is sent."""
     total = torch.empty_like(gram)
-    total[above[0], above[1]] = half
-    total[above[1], above[0]] = half
+    size = max(1, -(-len(gram) // BLOCKS))
+    for start in range(0, len(gram), size):  # what is below a block is that beside it, turned
+        stop = min(start + size, len(gram))
+        block = world().sum(gram[start:stop, start:])
+        total[start:stop, start:] = block
+        total[start:, start:stop] = block.T
     return total
 
 
