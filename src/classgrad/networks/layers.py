@@ -38,9 +38,9 @@ class PerTask(nn.Module):
 class Sums:
     """Sums of values and of their squares over batches, by channel."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self) -> None:
         self.count = 0
-        self.first = self.second = torch.zeros(channels, dtype=torch.float64)
+        self.first = self.second = torch.zeros((), dtype=torch.float64)
 
     def add(self, x: Tensor) -> None:
         """Count one batch; sums are on the CPU, as not every device has float64."""
@@ -53,10 +53,11 @@ class Sums:
         self.first = self.first + count * mean
         self.second = self.second + count * (variance + mean**2)
 
-    def add_others(self) -> None:
+    def add_others(self, channels: int) -> None:
         """Count the batches of the other processes too."""
         self.count = int(world().sum(torch.tensor(self.count)))
-        self.first, self.second = world().sum(torch.stack([self.first, self.second]))
+        self.first = world().sum(self.first.expand(channels))
+        self.second = world().sum(self.second.expand(channels))
 
 
 class TaskBatchNorm(PerTask):
@@ -142,7 +143,8 @@ class TaskBatchNorm(PerTask):
         found = self.sums
         if found is None:
             return
-        found.add_others()
+        if world().size > 1:
+            found.add_others(len(getattr(self, f"mean_{self.task}")))
         if found.count == 0:
             return
         mean = found.first / found.count

@@ -117,9 +117,10 @@ class Network(nn.Module):
         norms = [norm for norm in self._norms if norm.training and norm.statistics == "stored"]
         if not norms:
             return
+        self.select(task)  # for a process that gets no input
         with self.evaluating():
             for norm in norms:
-                norm.sums = Sums(norm.channels)
+                norm.sums = Sums()
             try:
                 for x in batches:
                     self(x, task)
