@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from classgrad import distributed, methods
+from classgrad.acceleration import prepare
 from classgrad.distributed import world
-from classgrad.distributed.gradients import Averaged
 from classgrad.errors import UserError
 from classgrad.plan import make_plan
 from classgrad.run_parallel import agree
@@ -22,6 +22,7 @@ from streams import blobs
 # Batches of 7 of 33 samples: parts of a batch differ, and the last batch has 5.
 SHORT = {"epochs": 2, "batch_size": 7, "learning_rate": 0.1, "momentum": 0.5}
 NORMED = {"batch_norm": True, "norm": "batch", "affine": "first"}
+MANY = {"per_class": 60, "batch_size": 31}  # three batches to collect from
 LENET = {"network": "lenet5", "shape": (3, 16, 16), "per_class": 8, "tasks": 2}
 
 # By name: the method, and what is set.
@@ -29,12 +30,19 @@ RUNS = {
     "finetune": {},
     "finetune, dropout": {"dropout": 0.3, **NORMED},
     "finetune, stored statistics": {"batch_norm": True, "norm": "stored", "affine": "task"},
-    "finetune, plateau": {"schedule": "plateau", "patience": 1, **NORMED, "norm": "stored"},
+    "finetune, plateau": {
+        "schedule": "plateau",
+        "patience": 1,
+        "epochs": 8,
+        "learning_rate": 1.0,
+        **NORMED,
+        "norm": "stored",
+    },
     "finetune, adam": {"optimizer": "adam", "learning_rate": 0.01, "momentum": 0.0},
-    "cgp": {"contrast": 0.5, "samples": 5, **NORMED},
-    "cgp, refined": {"contrast": 0.0, "similarity": 0.2, "samples": 40},
+    "cgp": {"contrast": 0.5, "samples": 25, **NORMED, **MANY},
+    "cgp, refined": {"contrast": 0.0, "similarity": 0.2, "samples": 40, **MANY},
     "cgp, lenet": {"contrast": 0.5, **LENET},
-    "gpm": {"samples": 10, **NORMED},
+    "gpm": {"samples": 100, **NORMED, **MANY},
     "gpm, resnet": {"network": "resnet18", "width": 4, "shape": (3, 9, 9), "tasks": 2},
     "sgp": {"samples": 10},
     "trgp": {"samples": 10, "energy": 0.9},
@@ -44,6 +52,7 @@ RUNS = {
     "ewc": {**NORMED},
     "ewc, sampled": {"fisher": "sampled"},
     "er": {"memory": 24, **NORMED},
+    "er, stored statistics": {"memory": 24, "batch_norm": True, "norm": "stored"},
     "er, few": {"memory": 24, "memory_batch": 2},
     "agem": {"memory": 24, **NORMED},
     "hat": {},
@@ -73,18 +82,21 @@ def made(name: str, **more: object) -> Run:
 
 
 def learnt(name: str) -> dict[str, Tensor]:
-    """Return what a run ends with, and the gradient of its first step in every task."""
-    found: dict[str, Tensor] = {}
-    run, finish = made(name), Averaged.finish
+    """Return what a run ends with, and what moves the weights in the first step of every task.
 
-    def noted(loss: Averaged) -> None:
-        finish(loss)
+    That is the gradient when it is projected: before, some have met the projection in their rows.
+    """
+    found: dict[str, Tensor] = {}
+    run = made(name)
+
+    def noted(optimizer: torch.optim.Optimizer) -> None:
+        prepare(optimizer)
         task = f"gradient {len(run.scores)}"
         if task not in found:
-            parts = [p.grad.flatten() for p in loss.parameters if p.grad is not None]
-            found[task] = torch.cat(parts).clone()
+            moved = optimizer.param_groups[0]["params"]
+            found[task] = torch.cat([p.grad.flatten() for p in moved if p.grad is not None])
 
-    with mock.patch.object(Averaged, "finish", noted):
+    with mock.patch("classgrad.loop.prepare", noted):
         record = run.go()
     found |= {f"net {key}": value for key, value in run.net.state_dict().items()}
     for site, subspace in getattr(run.method, "subspaces", {}).items():
