@@ -67,6 +67,15 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+def write(record: RunRecord, folder: Path) -> None:
+    """Write a record."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        record.save(folder)
+    except OSError as error:
+        raise UserError(f"the record cannot be written to '{folder}': {error}") from None
+
+
 def something_kept(folder: Path) -> bool:
     """Tell whether a folder has anything of a run."""
     return (folder / FOLDER).is_dir() or (folder / FILE_NAME).is_file()

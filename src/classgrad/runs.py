@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -279,16 +279,7 @@ class Run:
     def save(self) -> None:
         """Write the record, if there is a place for it."""
         if self.folder is not None:
-            world().by_first(self.write)
-
-    def write(self) -> None:
-        """Write the record."""
-        assert self.folder is not None
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.record.save(self.folder)
-        except OSError as error:
-            raise UserError(f"the record cannot be written to '{self.folder}': {error}") from None
+            world().by_first(partial(run_state.write, self.record, self.folder))
 
     @contextmanager
     def clock(self, phase: str) -> Iterator[None]:

@@ -112,6 +112,11 @@ class World:
             self.cut = before
 
     @property
+    def place(self) -> tuple[int, int] | None:
+        """Where this part begins in its batch, and how many samples that has; None if uncut."""
+        return None if self.cut is None else (self.cut.start, self.cut.whole)
+
+    @property
     def weight(self) -> float:
         """What a mean over this part counts, so that the mean over processes is that of all."""
         return 1.0 if self.cut is None else self.cut.own * self.size / self.cut.whole

@@ -83,12 +83,8 @@ class CGP(Budgeted):
         """Return L_ce + λ L_con (Eq. loss); the copies have no part in L_ce."""
         if self.contrast == 0:
             return super().loss(net, step)
-        cut = world().cut
         copies = augmix(
-            step.images,
-            severity=self.severity,
-            generator=step.generator,
-            among=(cut.start, cut.whole) if cut else None,
+            step.images, severity=self.severity, generator=step.generator, among=world().place
         )
         embedding = net.embed(step.x, step.task.id)
         with net.statistics_kept():  # those for predictions are of real images
@@ -192,8 +188,7 @@ def contrastive(embedding: Tensor, of_copies: Tensor, temperature: float) -> Ten
     z = functional.normalize(embedding, dim=1)
     images, copies = z, functional.normalize(of_copies, dim=1)
     own = torch.arange(len(z), device=z.device)
-    cut = world().cut
-    if cut:
+    if cut := world().cut:
         both = world().gathered(torch.cat([images, copies], dim=1))
         images, copies = both.split(z.shape[1], dim=1)
         own += cut.start
