@@ -47,5 +47,15 @@ def step_of(
     chance = torch.Generator().manual_seed(seed)
     x, y = task.transform(images), task.train.labels[index]
     return Step(
-        task, index, images, x, y, optimizer, chance, number, per_epoch=per_epoch, steps=steps
+        task,
+        index,
+        images,
+        x,
+        y,
+        optimizer,
+        chance,
+        number,
+        per_epoch=per_epoch,
+        steps=steps,
+        batch=index,
     )

@@ -111,7 +111,9 @@ def run(
 
     from rich.console import Console
 
+    from classgrad import run_parallel
     from classgrad.checkpoints import Keeper
+    from classgrad.distributed import join
     from classgrad.events import refuse_missing
     from classgrad.report import draw_matrices
     from classgrad.run_state import go_on, something_kept
@@ -122,12 +124,15 @@ def run(
     values = {**parse_settings(settings or []), **({"compile": True} if compiled else {})}
     seeds = parse_seeds(seed)
     groups = [make_plans(benchmark, method, network, recipe, one, values) for one in seeds]
+    first = join().first
+    run_parallel.agree([plan for plans in groups for plan in plans])
     folders = [run_folder(out, plan) for plans in groups for plan in plans]
     if resume and fresh:
         raise UserError("--resume and --fresh contradict each other: give one of them")
     if resume and not any(something_kept(folder) for folder in folders):
         raise UserError(f"nothing in '{out}' to go on with: leave out --resume")
-    console = Console(stderr=as_json, markup=False)  # brackets in names are no markup
+    # Brackets in names are no markup.
+    console = Console(stderr=as_json, markup=False, quiet=not first)
     tell = partial(console.print, soft_wrap=True)
     records: list[RunRecord] = []
     for plans in groups:
@@ -141,6 +146,8 @@ def run(
             one = Run(plan, stream, folder, keeper, tensorboard=tensorboard)
             with keeper.listening(), progress_bar(console, one) as observer:
                 records.append(go_on(one, observer, fresh=fresh, tell=tell))
+    if not first:
+        return
     if as_json:
         found = [json.loads(record.to_json()) for record in records]
         print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
@@ -267,7 +274,10 @@ def main() -> None:
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
-    """Say what is wrong on one line of standard error, and leave."""
-    line = " ".join(message.split())
-    print(f"classgrad: {line}", file=sys.stderr)
+    """Say what is wrong on one line of standard error, and leave; one of several processes does."""
+    from classgrad.distributed import world
+
+    if world().speaks():
+        print(f"classgrad: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    world().spoken()
     sys.exit(code)

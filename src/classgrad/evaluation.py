@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from classgrad.distributed import world
 from classgrad.networks.network import Network
 from classgrad.tasks import Split, Task, Transform, batches
 
@@ -50,23 +51,21 @@ def evaluate(
     """Score a network on the test set of a task it has learnt, also without task identity."""
     net.eval()
     wanted = judge.tasks[task.id][test.labels]
-    given, confident, nearest = [], [], []
+    right = torch.zeros(3, len(test), dtype=torch.uint8)
     for index, x in inputs(net, test, task.transform):
         features = net.embed(x, task.id)
         logits = net.classify(features, task.id)[:, : task.classes]
-        given.append(logits.argmax(1) == test.labels[index])
+        right[0, index] = as_right(logits.argmax(1) == test.labels[index])
         if task_free:
             by_confidence, by_prototype = guess(net, judge, x, task.id, features)
-            confident.append(by_confidence == wanted[index])
-            nearest.append(by_prototype == wanted[index])
-    right = torch.cat(given)
-    of_class = [right[test.labels == label] for label in range(task.classes)]
+            right[1, index] = as_right(by_confidence == wanted[index])
+            right[2, index] = as_right(by_prototype == wanted[index])
+    given, confident, nearest = world().sum(right)
+    of_class = [given[test.labels.cpu() == label] for label in range(task.classes)]
     by_class = [_percent(part) if len(part) else None for part in of_class]
     if not task_free:
-        return Score(_percent(right), by_class)
-    return Score(
-        _percent(right), by_class, _percent(torch.cat(confident)), _percent(torch.cat(nearest))
-    )
+        return Score(_percent(given), by_class)
+    return Score(_percent(given), by_class, _percent(confident), _percent(nearest))
 
 
 def guess(
@@ -95,11 +94,10 @@ def guess(
 def accuracy(net: Network, head: int, task: Task, test: Split) -> float:
     """Return the accuracy in per cent of one head on the test set of a task."""
     net.eval()
-    right = [
-        net(x, head)[:, : task.classes].argmax(1) == test.labels[index]
-        for index, x in inputs(net, test, task.transform)
-    ]
-    return _percent(torch.cat(right))
+    right = torch.zeros(len(test), dtype=torch.uint8)
+    for index, x in inputs(net, test, task.transform):
+        right[index] = as_right(net(x, head)[:, : task.classes].argmax(1) == test.labels[index])
+    return _percent(world().sum(right))
 
 
 @torch.no_grad()
@@ -117,15 +115,20 @@ def class_means(net: Network, task: Task) -> Tensor:
     for index, x in inputs(net, split, task.transform):
         features = functional.normalize(net.embed(x, task.id), dim=1)
         sums.index_add_(0, split.labels[index], features)
-    return functional.normalize(sums, dim=1)
+    return functional.normalize(world().sum(sums), dim=1)
 
 
 def inputs(net: Network, split: Split, transform: Transform):  # type: ignore[no-untyped-def]
-    """Yield (indices, network inputs) over a split, in order."""
+    """Yield (indices, network inputs) over a split, in order; several processes take turns."""
     dtype = next(net.parameters()).dtype
-    for index in batches(len(split), BATCH):
+    for index in world().own(batches(len(split), BATCH)):
         yield index, transform(split.unit_images(index, dtype))
 
 
+def as_right(matches: Tensor) -> Tensor:
+    """Return 1 for each sample that was told right, else 0, on the CPU."""
+    return matches.cpu().to(torch.uint8)
+
+
 def _percent(right: Tensor) -> float:
-    return 100 * float(right.cpu().double().mean())
+    return 100 * float(right.double().mean())

@@ -12,6 +12,8 @@ from torch.nn import functional
 from classgrad import seeds
 from classgrad.acceleration import compile_trunk, prepare
 from classgrad.checkpoints.errors import understood
+from classgrad.distributed import world
+from classgrad.distributed.gradients import Averaged
 from classgrad.errors import UserError
 from classgrad.loss_scale import LossScale
 from classgrad.methods.base import Method, Step
@@ -93,6 +95,9 @@ class Loop:
         self.parameters = [p for p in method.parameters(net, tasks) if p.requires_grad]
         self.optimizer = training.optimizer_for(self.parameters)
         made_for_one_task(self.optimizer)
+        idle = method.idles(net, tasks)
+        self.loss = Averaged(self.parameters, method.loss, idle=idle)
+        world().level(net.buffers())
         self.per_epoch = sum(batch_count(len(task.train), training.batch_size) for task in tasks)
         self.steps = training.epochs * self.per_epoch
         self.schedule = training.schedule_for(self.steps)
@@ -141,8 +146,34 @@ class Loop:
         net, method = self.net, self.method
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.rate(self.done)
-        images = task.train.unit_images(index, next(net.parameters()).dtype)
-        step = Step(
+        with world().cutting(len(index)) as part:
+            step = self.step_on(task, index, part)
+            refuse_bad_values(step)
+            loss = world().weighted(self.loss(net, step))
+        value = float(world().sum(loss.detach())) / world().size
+        if not math.isfinite(value):
+            rate = self.training.learning_rate
+            raise LossNotFinite(
+                f"the loss is {value} at {place_of(step)}: lower learning_rate (it was {rate:g}) "
+                "or look for bad values in the images"
+            )
+        self.optimizer.zero_grad()
+        with world().watched():
+            (loss * self.scale.factor if self.scale else loss).backward()
+            self.loss.finish()
+        if self.scale and not self.scale.unscale(self.parameters):
+            return value
+        method.adjust_gradients(net, step)
+        prepare(self.optimizer)
+        self.optimizer.step()
+        method.after_step(net, step)
+        return value
+
+    def step_on(self, task: Task, batch: Tensor, part: slice) -> Step:
+        """Return the step on this part of a batch."""
+        index = batch[part]
+        images = task.train.unit_images(index, next(self.net.parameters()).dtype)
+        return Step(
             task,
             index,
             images,
@@ -153,32 +184,15 @@ class Loop:
             number=self.done,
             per_epoch=self.per_epoch,
             steps=self.steps,
+            batch=batch,
         )
-        refuse_bad_values(step)
-        loss = method.loss(net, step)
-        value = loss.item()
-        if not math.isfinite(value):
-            rate = self.training.learning_rate
-            raise LossNotFinite(
-                f"the loss is {value} at {place_of(step)}: lower learning_rate (it was {rate:g}) "
-                "or look for bad values in the images"
-            )
-        self.optimizer.zero_grad()
-        (loss * self.scale.factor if self.scale else loss).backward()
-        if self.scale and not self.scale.unscale(self.parameters):
-            return value
-        method.adjust_gradients(net, step)
-        prepare(self.optimizer)
-        self.optimizer.step()
-        method.after_step(net, step)
-        return value
 
     def settle(self) -> None:
         """Measure the statistics that predictions will use, on all training data."""
         self.net.train()  # layers that are not in training keep theirs
         dtype = next(self.net.parameters()).dtype
         for task in self.tasks:
-            found = batches(len(task.train), SETTLE_BATCH)
+            found = world().own(batches(len(task.train), SETTLE_BATCH))
             self.net.settle(
                 task.id, (task.transform(task.train.unit_images(b, dtype)) for b in found)
             )
@@ -233,9 +247,10 @@ def refuse_bad_values(step: Step) -> None:
     """Refuse a batch with images that hold something else than numbers."""
     if not step.task.train.images.is_floating_point():
         return
-    bad = (~step.images.flatten(1).isfinite().all(1)).nonzero().flatten()
+    images = step.images if world().cut is None else step.task.train.images[step.batch]
+    bad = (~images.flatten(1).isfinite().all(1)).nonzero().flatten()
     if len(bad):
-        sample = int(step.index[bad[0]])
+        sample = int(step.batch[bad[0]])
         raise LossNotFinite(
             f"training sample {sample} has values that are not numbers, at {place_of(step)}: put "
             "it right or leave it out"
@@ -267,9 +282,9 @@ def validation_loss(net: Network, tasks: Sequence[Task], size: int) -> float:
     dtype = next(net.parameters()).dtype
     total, count = 0.0, 0
     for task in tasks:
-        for index in batches(len(task.valid), size):
+        for index in world().own(batches(len(task.valid), size)):
             x = task.transform(task.valid.unit_images(index, dtype))
             logits = net(x, task.id)
             total += float(functional.cross_entropy(logits, task.valid.labels[index])) * len(index)
-            count += len(index)
-    return total / count
+        count += len(task.valid)
+    return float(world().sum(torch.tensor(total, dtype=torch.float64))) / count

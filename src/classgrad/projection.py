@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from classgrad.capture import Site, sites
+from classgrad.distributed import world
 from classgrad.errors import UserError
 from classgrad.memory.subspace import Subspace
 from classgrad.networks.scaled import ScaledLinear
@@ -228,7 +229,8 @@ class FreeForward:
         if isinstance(layer, ScaledLinear):
             input = layer.scaled(input)
         rows = input.reshape(-1, input.shape[-1])
-        many = len(rows) > layer.out_features and not self.side.rows_only
+        # By the largest part of a batch that is cut: all processes have to choose the same.
+        many = world().most_rows(len(rows)) > layer.out_features and not self.side.rows_only
         if not torch.is_grad_enabled() or many:
             return functional.linear(input, layer.weight, layer.bias)
         self.side.by_rows = True

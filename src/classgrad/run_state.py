@@ -3,13 +3,14 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from classgrad.checkpoints import Keeper, Lock
 from classgrad.checkpoints.errors import understood
 from classgrad.checkpoints.keeper import FOLDER
+from classgrad.distributed import world
 from classgrad.errors import UserError, shown
 from classgrad.evaluation import Judge, Score
 from classgrad.records import FILE_NAME, NewerRecord, RunRecord
@@ -35,15 +36,18 @@ def go_on(
     """
     assert run.folder is not None
     assert run.keeper is not None
-    with nullcontext() if locked else Lock(run.folder):
+    with nullcontext() if locked else locking(run.folder):
         if fresh:
             forget(run.folder, run.keeper)
         finished = finished_record(run, tell)
+        world().refuse_differences({f"whether '{run.folder}' holds a record": bool(finished)})
         if finished:
             tell(f"{run.method.name}: finished before; --fresh learns it again")
             run.keeper.clear()  # killed right at its end, it could not do so itself
             return finished
         loaded = None if fresh else run.keeper.load()
+        counter = loaded and loaded.counter
+        world().refuse_differences({f"the checkpoints they see in '{run.folder}'": counter})
         if loaded:
             for warning in loaded.warnings:
                 tell(f"{warning}; going on from the one before")
@@ -52,6 +56,26 @@ def go_on(
         record = run.go(observer)
         run.keeper.clear()
         return record
+
+
+@contextmanager
+def locking(folder: Path) -> Iterator[None]:
+    """Keep other runs away from a folder while the block runs; the first process does it."""
+    lock = Lock(folder)
+    world().by_first(lock.__enter__)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def write(record: RunRecord, folder: Path) -> None:
+    """Write a record."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        record.save(folder)
+    except OSError as error:
+        raise UserError(f"the record cannot be written to '{folder}': {error}") from None
 
 
 def something_kept(folder: Path) -> bool:
@@ -103,10 +127,14 @@ def _restore(run: "Run", state: Mapping[str, Any]) -> None:
 
 def forget(folder: Path, keeper: Keeper) -> None:
     """Remove the record of a run, so that the new one is the one to go on with, and its state."""
-    try:
-        (folder / FILE_NAME).unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot start again in '{folder}': {error.strerror}") from None
+
+    def unlink() -> None:
+        try:
+            (folder / FILE_NAME).unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot start again in '{folder}': {error.strerror}") from None
+
+    world().by_first(unlink)
     keeper.clear()
 
 

@@ -4,15 +4,16 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from classgrad import benchmarks, metrics, networks, run_state, seeds
+from classgrad import benchmarks, metrics, networks, run_parallel, run_state, seeds
 from classgrad.checkpoints import Keeper
+from classgrad.distributed import world
 from classgrad.errors import UserError
 from classgrad.evaluation import Judge, Score, accuracy, evaluate
 from classgrad.events import Events
@@ -84,6 +85,7 @@ class Run:
         tensorboard: bool = False,
     ) -> None:
         self.plan, self.stream, self.folder = plan, stream, folder
+        run_parallel.check(self)
         self.keeper = Keeper(folder) if folder is not None and keeper is None else keeper
         self.tensorboard = tensorboard
         self.events: Events | None = None
@@ -118,7 +120,7 @@ class Run:
         """Learn all tasks that are not learnt yet; return the record."""
         self.observer = observer
         self.record.data = self.fingerprint
-        if self.tensorboard:
+        if self.tensorboard and world().first:
             assert self.folder is not None
             self.events = Events(self.folder, self.steps)
         try:
@@ -277,13 +279,7 @@ class Run:
     def save(self) -> None:
         """Write the record, if there is a place for it."""
         if self.folder is not None:
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self.record.save(self.folder)
-            except OSError as error:
-                raise UserError(
-                    f"the record cannot be written to '{self.folder}': {error}"
-                ) from None
+            world().by_first(partial(run_state.write, self.record, self.folder))
 
     @contextmanager
     def clock(self, phase: str) -> Iterator[None]:

@@ -22,6 +22,7 @@ def augmix(
     depth: int | None = None,
     alpha: float = 1.0,
     operations: str | Sequence[str] = "standard",
+    among: tuple[int, int] | None = None,
 ) -> Tensor:
     """Mix every image with `width` randomly altered copies: (1 - m) x + m Σᵢ wᵢ chainᵢ(x).
 
@@ -29,7 +30,9 @@ def augmix(
     w ~ Dirichlet(alpha, ..., alpha), m ~ Beta(alpha, alpha), and a chain applies `depth`
     operations (1, 2 or 3, drawn evenly, when None) at levels drawn evenly from 0.1 to `severity`.
     `operations` is "standard" (9 of them), "all" (13) or a sequence of names of `OPERATIONS`.
-    All randomness comes from `generator`. A chain works on x rounded to 8 bits.
+    All randomness comes from `generator`. A chain works on x rounded to 8 bits. With
+    `among=(start, count)` the images are those from `start` on of `count` that others have parts of
+    too, and come out as if all were here.
 
     >>> x = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     >>> augmix(x, generator=torch.Generator().manual_seed(1)).shape
@@ -37,7 +40,7 @@ def augmix(
     """
     _check_augmix(images, severity, width, depth, alpha)
     names = _names(operations)
-    count = len(images)
+    start, count = (0, len(images)) if among is None else among
     if not count:
         return images.clone()
     steps = 3 if depth is None else depth
@@ -51,6 +54,13 @@ def augmix(
         last = _below(3, (1, width * count), generator)
         ended = torch.arange(steps, device=last.device).unsqueeze(1) > last
         choice = choice.masked_fill(ended, len(names))
+    if among is not None:
+        part = slice(start, start + len(images))
+        weights, share = weights[part], share[part]
+        choice, level, sign = (
+            drawn.view(steps, width, count)[:, :, part].flatten(1)
+            for drawn in (choice, level, sign)
+        )
 
     # Operations compute in float64, which mps lacks.
     device = torch.device("cpu") if images.device.type == "mps" else images.device

@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any
 
 from classgrad.checkpoints.store import Loaded, Store
+from classgrad.distributed import world
 from classgrad.errors import Stopped
 from classgrad.signals import heard_by
 
@@ -17,12 +18,16 @@ WORTH_SAVING = 30.0  # seconds of training that the base update after it should 
 
 
 class Keeper:
-    """The checkpoints of a run; saves after so many minutes or steps, whichever comes first."""
+    """The checkpoints of a run; saves after so many minutes or steps, whichever comes first.
+
+    Several processes save and stop after the same step, which they agree on; the first one writes.
+    """
 
     def __init__(self, folder: Path, *, minutes: float = MINUTES, steps: int | None = None) -> None:
         self.store = Store(folder / FOLDER)
         self.minutes, self.steps = minutes, steps
         self.asked: int | None = None  # the signal that came, if one did
+        self._heard: int | None = None  # the same, before other processes know
         self._saved = time.monotonic()
         self._taken = 0  # steps since then
         self._patient = False
@@ -36,21 +41,28 @@ class Keeper:
         self._taken += 1
         late = time.monotonic() - self._saved >= 60 * self.minutes
         many = self.steps is not None and self._taken >= self.steps
-        return late or many or self.asked is not None
+        return self._agreed(late or many)
 
     def worth_saving(self) -> bool:
         """Tell, when training has ended, whether it should be saved before anything else."""
-        return time.monotonic() - self._saved >= WORTH_SAVING or self.asked is not None
+        return self._agreed(time.monotonic() - self._saved >= WORTH_SAVING)
+
+    def _agreed(self, wanted: bool) -> bool:
+        """Tell whether any process wants to save, or is asked to stop: then all are."""
+        if world().size > 1:
+            late, asked = world().largest([wanted, self._heard or 0])
+            wanted, self.asked = bool(late), asked or None
+        return wanted or self.asked is not None
 
     def save(self, state: dict[str, Any]) -> None:
         """Save a state; then stop, if that was asked for."""
         with self.patience():
-            self.store.save(state)
+            world().by_first(lambda: self.store.save(state))
         self._saved, self._taken = time.monotonic(), 0
 
     def clear(self) -> None:
         """Remove all checkpoints."""
-        self.store.clear()
+        world().by_first(self.store.clear)
 
     def listening(self) -> AbstractContextManager[None]:
         """Turn Ctrl-C and a request to end into `Stopped` while the block runs."""
@@ -68,6 +80,9 @@ class Keeper:
             raise Stopped(self.asked)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
+        if world().size > 1:  # a process that left alone would keep the others waiting
+            self._heard = number
+            return
         again = self.asked is not None
         self.asked = number
         if again or not self._patient:

@@ -70,11 +70,11 @@ class Lock:
             while not (self._create(part) or self._take_over(part, end)):
                 time.sleep(0.01)
         except OSError as error:
-            self._release()
+            self.release()
             remedy = "give a folder that can be written to"
             raise UserError(f"cannot lock '{self.folder}': {error.strerror}; {remedy}") from None
         except BaseException:  # Ctrl-C, too
-            self._release()
+            self.release()
             raise
         finally:
             with suppress(OSError):
@@ -87,9 +87,10 @@ class Lock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._release()
+        self.release()
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Let other processes use the folder, if this one has it."""
         if self._handle is None:
             return
         # A file that cannot be removed is that of a dead process as soon as this one has ended.

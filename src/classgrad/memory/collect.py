@@ -1,14 +1,16 @@
 """What the layers of a model see of each class, gathered in one pass over a task's data."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from classgrad.capture import Site, Source, tap
+from classgrad.distributed import world
 from classgrad.errors import UserError
+from classgrad.memory.merging import ClassInputs, merged
 from classgrad.memory.representation import Representation
 from classgrad.refusals import refuse_bypassed
 
@@ -17,23 +19,6 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 
 # So many numbers may wait until they are put into representations: 32 MB in float32.
 MANY = 2**23
-
-
-@dataclass
-class ClassInputs:
-    """For one class, by site: the representation, and the mean of the raw inputs (prototype)."""
-
-    count: int = 0
-    representations: dict[str, Representation] = field(default_factory=dict)
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    waiting: dict[str, list[list[Tensor]]] = field(
-        default_factory=dict
-    )  # inputs of calls, by batch
-
-    def prototype(self, site: str) -> Tensor:
-        """Return the unit mean of the inputs at a site (Eq. prototype); zero if the mean is."""
-        return nn.functional.normalize(self.sums[site] / self.counts[site], dim=0)
 
 
 @dataclass
@@ -65,6 +50,9 @@ def collect(
     samples count is decided afterwards. With `correct_only` only those classified right do
     (BR-GTL); a class with none of them is taken as it is. With `pool` all samples count as one
     class, 0. Stops as soon as every class in `classes` has enough.
+
+    Several processes give batches in turn, each its own, and name `classes`; what they keep is put
+    together, as if one had seen all.
     """
     wanted = None if classes is None else set(classes)
     training = {module: module.training for module in model.modules()}
@@ -89,12 +77,20 @@ def collect(
             hook.remove()
         for module, mode in training.items():
             module.training = mode
+    called = {m for m, n in zip(used, calls_of_all(used, called), strict=True) if n}
     absent = set() if wanted is None else wanted - gather.labels
     if absent:
         raise UserError(f"class {min(absent)} has no sample in the data given at the task's end")
     if not gather.present:
         raise UserError("the data given at the task's end hold no sample")
-    return Collected({c: gather.found[c] for c in sorted(gather.present)}, called, pool)
+    found = {c: gather.found[c] for c in sorted(gather.present)}
+    merged(list(found.values()), sites)
+    return Collected(found, called, pool)
+
+
+def calls_of_all(modules: list[nn.Module], called: set[nn.Module]) -> list[int]:
+    """Tell of each module whether any process has called it."""
+    return world().largest([module in called for module in modules])
 
 
 class _Gather:
@@ -120,34 +116,67 @@ class _Gather:
         self.last: Tensor | None = None  # the last batch
 
     def run(self, forward: Forward, batches: Batches, correct_only: bool) -> None:
-        for x, y in batches:
+        for batch in world().in_step(batches):
             self.seen.clear()
-            if y.dim() != 1 or y.is_floating_point() or len(y) != len(x):
-                raise UserError(
-                    f"labels of shape {tuple(y.shape)} and type {y.dtype} for {len(x)} samples: "
-                    "give one whole number for each"
-                )
-            output, self.last, y = forward(x), x, y.cpu()
-            self._check_inputs(len(y))
-            self.labels.update(y.unique().tolist())
-            right = torch.ones_like(y, dtype=torch.bool)
-            if correct_only:
-                right = output.argmax(1).cpu() == y
-            label = torch.zeros_like(y) if self.pool else y
-            for value in label.unique().tolist():
-                if self.only is None or value in self.only:
-                    self.present.add(value)
-                    entry = self.found.setdefault(value, ClassInputs())
-                    self._add(entry, ((label == value) & right).nonzero().flatten())
+            chosen = {} if batch is None else self._see(forward, *batch, correct_only)
+            for value, (before, total) in self._counts(chosen).items():
+                self.present.add(value)
+                entry = self.found.setdefault(value, ClassInputs())
+                if value in chosen:
+                    self._add(entry, chosen[value], before)
+                entry.count = min(self.most, entry.count + total)
             if self.waiting > MANY:
                 self._settle_all()
             if self._enough():
                 break
         self._settle_all()
 
-    def _add(self, entry: ClassInputs, index: Tensor) -> None:
+    def _see(self, forward: Forward, x: Tensor, y: Tensor, correct_only: bool) -> dict[int, Tensor]:
+        """Run the model on a batch; return which samples count, by class."""
+        if y.dim() != 1 or y.is_floating_point() or len(y) != len(x):
+            raise UserError(
+                f"labels of shape {tuple(y.shape)} and type {y.dtype} for {len(x)} samples: "
+                "give one whole number for each"
+            )
+        output, self.last, y = forward(x), x, y.cpu()
+        self._check_inputs(len(y))
+        self.labels.update(y.unique().tolist())
+        right = torch.ones_like(y, dtype=torch.bool)
+        if correct_only:
+            right = output.argmax(1).cpu() == y
+        label = torch.zeros_like(y) if self.pool else y
+        return {
+            value: ((label == value) & right).nonzero().flatten()
+            for value in label.unique().tolist()
+            if self.only is None or value in self.only
+        }
+
+    def _counts(self, chosen: dict[int, Tensor]) -> dict[int, tuple[int, int]]:
+        """Return, by class, how many samples come before those of this process, and all.
+
+        Batches of one round are in the order of the processes. Labels that others saw are noted.
+        """
+        if world().size == 1:
+            return {value: (0, len(index)) for value, index in chosen.items()}
+        assert self.wanted is not None, "several processes have to name the classes"
+        known = sorted(self.wanted)
+        classes = [0] if self.pool else known
+        counts = [len(chosen[value]) if value in chosen else 0 for value in classes]
+        here = [value in chosen for value in classes]
+        seen = [value in self.labels for value in known]
+        table = world().table(torch.tensor([*counts, *here, *seen]))
+        by_process, present, labels = table.split([len(classes), len(classes), len(known)], dim=1)
+        self.labels.update(v for v, any_of in zip(known, labels.any(0), strict=True) if any_of)
+        before, total = by_process[: world().rank].sum(0).tolist(), by_process.sum(0).tolist()
+        return {
+            value: (before[place], total[place])
+            for place, value in enumerate(classes)
+            if present[:, place].any()
+        }
+
+    def _add(self, entry: ClassInputs, index: Tensor, before: int) -> None:
         for name, site in self.sites.items():
-            chosen = index[: max(0, self.samples[name] - entry.count)]
+            chosen = index[: max(0, self.samples[name] - entry.count - before)]
             if not len(chosen) or site.source not in self.seen:
                 continue
             # On the CPU whatever the model is on: not every device computes in double precision.
@@ -157,7 +186,6 @@ class _Gather:
                 self._settle(entry, name)
             waiting.append(inputs)
             self.waiting += sum(x.numel() for x in inputs)
-        entry.count = min(self.most, entry.count + len(index))
 
     def _settle_all(self) -> None:
         for entry in self.found.values():

@@ -27,6 +27,17 @@ class Representation:
         return result
 
     @classmethod
+    def of_gram(cls, gram: Tensor, count: int) -> "Representation":
+        """Return a representation with this C Cᵀ of so many rows."""
+        result = cls(len(gram))
+        if count < len(gram):
+            result.add(linalg.rows_of_gram(gram))
+            result.count = count
+        else:
+            result.add_gram(gram, count)
+        return result
+
+    @classmethod
     def pooled(cls, parts: list["Representation"]) -> "Representation":
         """Return the concatenation of several representations of one layer."""
         result = cls(parts[0].dimension)
@@ -49,6 +60,10 @@ class Representation:
         self.count += count
         self._gram = gram if self._gram is None else self._gram + gram
         self._fold()
+
+    def gram(self) -> Tensor:
+        """Return C Cᵀ (d x d, float64)."""
+        return linalg.gram(self._all_rows()) if self._gram is None else self._gram
 
     def energy(self) -> float:
         """Return E = ||C||²."""

@@ -18,6 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call
 
 from classgrad.capture import Site, sites
+from classgrad.distributed import world
 from classgrad.errors import UserError
 from classgrad.evaluation import BATCH
 from classgrad.networks.layers import TaskBatchNorm
@@ -40,17 +41,21 @@ def sensitivity(
     measure: Measure,
     samples: int,
     generator: torch.Generator,
+    *,
+    in_turn: bool = True,
 ) -> dict[str, Tensor]:
     """Return the mean of m(∂l_i/∂θ) over up to `samples` random training samples of a task.
 
     Of these `parameters` of `net.protected()`, by name. Dropout is off, and the statistics of
-    BatchNorm count as constants, so that every sample has a gradient of its own.
+    BatchNorm count as constants, so that every sample has a gradient of its own. Several processes
+    take turns at batches; where `scalar` draws from a generator (`in_turn=False`) each takes all.
     """
     model, dtype = net.protected(), next(net.parameters()).dtype
     chosen = torch.randperm(len(task.train), generator=generator)[:samples]
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     with net.evaluating(), net.samples_apart():
-        for part in batches(len(chosen), BATCH):
+        found = batches(len(chosen), BATCH)
+        for part in world().own(found) if in_turn else found:
             index = chosen[part]
             x = task.transform(task.train.unit_images(index, dtype))
             y = task.train.labels[index]
@@ -58,6 +63,8 @@ def sensitivity(
             sums = per_sample_sums(model, run, measure)
             for name in total.keys() & sums.keys():
                 total[name] += sums[name]
+    if in_turn:
+        total = {name: world().sum(value) for name, value in total.items()}
     return {name: value / len(chosen) for name, value in total.items()}
 
 

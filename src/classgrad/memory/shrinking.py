@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from classgrad.capture import Site
+from classgrad.distributed import Cut, world
 from classgrad.sides import Side
 
 
@@ -41,8 +42,22 @@ class Shrinking(Side):
 
 def mean_rows(site: Site, x: Tensor, mean_of: int, every: int) -> Tensor:
     """Input of a layer (n, ...) -> rows of its means over about `mean_of` samples each, float64."""
-    parts = x.tensor_split(max(1, len(x) // mean_of))
-    return site.rows(torch.stack([part.mean(0) for part in parts]), every).cpu().double()
+    cut = world().cut
+    if cut is None:
+        parts = x.tensor_split(max(1, len(x) // mean_of))
+        means = torch.stack([part.mean(0) for part in parts])
+    else:
+        means = means_of_whole(x, max(1, cut.whole // mean_of), cut)
+    return site.rows(means, every).cpu().double()
+
+
+def means_of_whole(x: Tensor, groups: int, cut: Cut) -> Tensor:
+    """Part of an input -> means of the whole over samples in so many groups of about one size."""
+    parts = torch.arange(cut.whole).tensor_split(groups)
+    sizes = torch.tensor([len(part) for part in parts])
+    group = torch.arange(groups).repeat_interleave(sizes)[cut.start : cut.stop]
+    sums = x.new_zeros(groups, *x.shape[1:]).index_add(0, group, x)
+    return world().sum(sums) / sizes.to(x).view(-1, *[1] * (x.dim() - 1))
 
 
 def shrunk(p: Tensor, rows: Tensor, alpha: float) -> Tensor:

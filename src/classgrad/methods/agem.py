@@ -28,6 +28,7 @@ class AGEM(Episodic):
 
     name: ClassVar[str] = "agem"
     summary: ClassVar[str] = "A-GEM: gradients that spare the memory's mean loss (ICLR 2019)"
+    parallel: ClassVar[bool] = True
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
         """Project the gradient if it points against that of the memory."""

@@ -9,6 +9,8 @@ from pydantic import ConfigDict
 from torch import Tensor, nn
 from torch.nn import functional
 
+from classgrad.checkpoints.sharing import from_first
+from classgrad.distributed import world
 from classgrad.memory.budget import Held
 from classgrad.networks.network import Network
 from classgrad.settings import Settings
@@ -19,8 +21,8 @@ from classgrad.tasks import Task
 class Step:
     """One training step: `images` in [0, 1], `x` what the network sees of them, labels `y`.
 
-    The batch is `task.train` at `index`; `number` steps of the task came before it, of at most
-    `steps`.
+    The samples are `task.train` at `index`; `number` steps of the task came before it, of at most
+    `steps`. Several processes have a part each of the samples at `batch`.
     """
 
     task: Task
@@ -33,6 +35,7 @@ class Step:
     number: int
     per_epoch: int
     steps: int
+    batch: Tensor
 
     @property
     def epoch(self) -> int:
@@ -78,6 +81,7 @@ class Method(Settings):
     free_start: ClassVar[bool] = True  # learns the first task just as finetuning does
     open_ended: ClassVar[bool] = True  # needs no tasks in advance, and keeps no sample of them
     on_cpu: ClassVar[bool] = False  # what it keeps stays on the CPU, wherever the network is
+    parallel: ClassVar[bool] = False  # can be trained by several processes, with the same result
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Change the network once; it has the head of the first task already."""
@@ -99,6 +103,11 @@ class Method(Settings):
         heads = [p for task in here for p in net.head_parameters(task)]
         yield from dict.fromkeys(heads)
 
+    def idles(self, net: Network, tasks: Sequence[Task]) -> bool:
+        """Tell whether a step may leave some of these parameters without a gradient."""
+        revisited = self.revisits and len(net.heads) > 1
+        return revisited or len(tasks) > 1 or (len(net.heads) > 1 and net.own_norms)
+
     def fit_task(self, net: Network, task: Task, fit: Fit) -> None:
         """Train on a task; `fit` runs the loop over the tasks it is given."""
         fit([task])
@@ -108,7 +117,7 @@ class Method(Settings):
         return 1
 
     def loss(self, net: Network, step: Step) -> Tensor:
-        """Return the loss of one batch."""
+        """Return the loss of one batch; of a part of one, its mean over the part."""
         return functional.cross_entropy(net(step.x, step.task.id), step.y)
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
@@ -148,6 +157,13 @@ class Method(Settings):
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
         """Continue from a state; its tensors are where the network is, or `on_cpu`."""
+
+    def level(self, net: Network) -> None:
+        """Take over what the first of several processes has, so that rounding cannot part them."""
+        if world().size > 1:
+            state = from_first(self.state_dict())
+            if not world().first:
+                self.load_state_dict(state, net)
 
 
 def _nbytes(value: Any) -> int:

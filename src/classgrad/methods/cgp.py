@@ -41,6 +41,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from classgrad.augment import augmix
+from classgrad.distributed import world
 from classgrad.memory import selection
 from classgrad.memory.collect import ClassInputs, Collected
 from classgrad.memory.groups import Groups
@@ -55,6 +56,7 @@ class CGP(Budgeted):
 
     name: ClassVar[str] = "cgp"
     summary: ClassVar[str] = "Class Gradient Projection: bases per class, BR, contrast (MM 2022)"
+    parallel: ClassVar[bool] = True
     letters: ClassVar[dict[str, str]] = {
         "epsilon": "energy",
         "eta": "similarity",
@@ -81,7 +83,9 @@ class CGP(Budgeted):
         """Return L_ce + λ L_con (Eq. loss); the copies have no part in L_ce."""
         if self.contrast == 0:
             return super().loss(net, step)
-        copies = augmix(step.images, severity=self.severity, generator=step.generator)
+        copies = augmix(
+            step.images, severity=self.severity, generator=step.generator, among=world().place
+        )
         embedding = net.embed(step.x, step.task.id)
         with net.statistics_kept():  # those for predictions are of real images
             of_copies = net.embed(step.task.transform(copies), step.task.id)
@@ -179,10 +183,15 @@ def contrastive(embedding: Tensor, of_copies: Tensor, temperature: float) -> Ten
     """Embeddings z, z' (n x d) -> mean_i -log(exp(z_i·z'_i / μ) / Σ_{k≠i} exp(z_i·z_k / μ)).
 
     Both are normalised first; k runs over all 2n embeddings but z_i itself, and only the n images
-    are anchors, as in the paper's formula.
+    are anchors, as in the paper's formula. Of a part of a batch, k runs over the whole batch.
     """
     z = functional.normalize(embedding, dim=1)
-    copies = functional.normalize(of_copies, dim=1)
-    among = (z @ z.T / temperature).fill_diagonal_(-torch.inf)
+    images, copies = z, functional.normalize(of_copies, dim=1)
+    own = torch.arange(len(z), device=z.device)
+    if cut := world().cut:
+        both = world().gathered(torch.cat([images, copies], dim=1))
+        images, copies = both.split(z.shape[1], dim=1)
+        own += cut.start
+    among = (z @ images.T / temperature).scatter(1, own[:, None], -torch.inf)
     logits = torch.cat([z @ copies.T / temperature, among], dim=1)
-    return functional.cross_entropy(logits, torch.arange(len(z), device=z.device))
+    return functional.cross_entropy(logits, own)

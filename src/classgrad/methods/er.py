@@ -19,6 +19,7 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from classgrad.distributed import world
 from classgrad.memory.replay import Reservoir
 from classgrad.methods.base import Step
 from classgrad.methods.rehearsal import Rehearsal
@@ -31,6 +32,7 @@ class ER(Rehearsal):
 
     name: ClassVar[str] = "er"
     summary: ClassVar[str] = "experience replay from a reservoir, ER_Res (2019)"
+    parallel: ClassVar[bool] = True
 
     replay_current: bool = Field(
         False, description="replay the current task's samples too, as the released code does"
@@ -46,14 +48,16 @@ class ER(Rehearsal):
         parts = self.draw(step, without=None if self.replay_current else step.task.id)
         if not parts:
             return current
-        here, there = len(step.y), sum(len(part.index) for part in parts)
-        return (here * current + there * self.batch_loss(net, parts)) / (here + there)
+        here, there = len(step.batch), sum(len(part.index) for part in parts)
+        # The memory's part has its weight already, and the whole gets that of the batch.
+        of_memory = self.batch_loss(net, parts) / world().weight
+        return (here * current + there * of_memory) / (here + there)
 
     def after_step(self, net: Network, step: Step) -> None:
         """Offer the batch to the reservoir, in the first epoch."""
         if step.epoch > 0:
             return
         train = step.task.train
-        samples = Split(train.images[step.index], train.labels[step.index])
+        samples = Split(train.images[step.batch], train.labels[step.batch])
         places = self._memory.draw_places(len(samples), step.generator)
         self._memory.insert(step.task.id, samples, places)

@@ -38,6 +38,7 @@ class EWC(Anchored):
     name: ClassVar[str] = "ewc"
     summary: ClassVar[str] = "Elastic Weight Consolidation: Fisher penalty (PNAS 2017)"
     factor: ClassVar[float] = 1.0  # the penalty has λ/2
+    parallel: ClassVar[bool] = True
 
     strength: Strength = Field(250.0, description="weight of the penalty (λ)")
     samples: int = Field(2000, ge=2, description="training samples behind F, at most")
@@ -80,4 +81,13 @@ def fisher(
         return -functional.cross_entropy(logits, labels, reduction="none")
 
     parameters = net.shared_parameters()
-    return sensitivity(net, task, parameters, log_likelihood, torch.square, samples, generator)
+    return sensitivity(
+        net,
+        task,
+        parameters,
+        log_likelihood,
+        torch.square,
+        samples,
+        generator,
+        in_turn=not sampled,
+    )

@@ -10,3 +10,4 @@ class Finetune(Method):
 
     name: ClassVar[str] = "finetune"
     summary: ClassVar[str] = "learn each task, protect nothing (the lower bound)"
+    parallel: ClassVar[bool] = True

@@ -22,6 +22,7 @@ class GPM(Budgeted):
 
     name: ClassVar[str] = "gpm"
     summary: ClassVar[str] = "Gradient Projection Memory: bases per task (ICLR 2021)"
+    parallel: ClassVar[bool] = True
 
     def grow(self, gather: Callable[..., Collected]) -> Collected:
         """Add the task's main directions to every layer."""

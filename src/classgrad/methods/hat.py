@@ -46,6 +46,7 @@ class HAT(Method):
     summary: ClassVar[str] = "Hard Attention to the Task: a mask over units per task (ICML 2018)"
     letters: ClassVar[dict[str, str]] = {"c": "sparsity", "smax": "steepness"}
     free_start: ClassVar[bool] = False
+    parallel: ClassVar[bool] = True
 
     sparsity: float = Field(0.75, ge=0, description="price of units no earlier task uses")
     steepness: float = Field(400, ge=1, description="largest slope of the masks")

@@ -22,6 +22,7 @@ class Multitask(Method):
     summary: ClassVar[str] = "all tasks at once with all data (the upper bound)"
     joint: ClassVar[bool] = True
     open_ended: ClassVar[bool] = False
+    parallel: ClassVar[bool] = True
 
     _stream: Sequence[Task] = PrivateAttr(default=())
     _seen: int = PrivateAttr(default=0)

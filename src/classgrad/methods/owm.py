@@ -39,6 +39,7 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from classgrad.capture import Source, by_layer, tap
+from classgrad.distributed import world
 from classgrad.errors import UserError
 from classgrad.memory.shrinking import Shrinking, mean_rows, shrunk
 from classgrad.methods.base import LayerRoom, Method, Step
@@ -59,6 +60,7 @@ class OWM(Method):
     summary: ClassVar[str] = "Orthogonal Weights Modification (Nature Machine Intelligence 2019)"
     letters: ClassVar[dict[str, str]] = {"alpha": "damping"}
     on_cpu: ClassVar[bool] = True  # P is of double precision, which not every device has
+    parallel: ClassVar[bool] = True
 
     damping: Damping | dict[str, Damping] = Field(
         1e-3, description="where α ends in every task; or by layer name, '*' for the rest"
@@ -113,7 +115,7 @@ class OWM(Method):
             return super().loss(net, step)
         with tap(self.projector.sites.values()) as seen:
             loss = super().loss(net, step)
-        self._learn(seen, (step.number + 1) / step.steps, mean_of=len(step.x))
+        self._learn(seen, (step.number + 1) / step.steps, mean_of=len(step.batch))
         return loss
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
@@ -138,11 +140,13 @@ class OWM(Method):
             dtype = next(net.parameters()).dtype
             order = list(batches(len(task.train), COLLECT_BATCH, generator))
             for number, index in enumerate(order, start=1):
-                with tap(self.projector.sites.values()) as seen:
-                    net(task.transform(task.train.unit_images(index, dtype)), task.id)
-                self._learn(seen, number / len(order), self.mean_of)
+                with world().cutting(len(index)) as part:
+                    with tap(self.projector.sites.values()) as seen:
+                        net(task.transform(task.train.unit_images(index[part], dtype)), task.id)
+                    self._learn(seen, number / len(order), self.mean_of)
         self._frozen = self.projector.beside_weights(net.protected().modules())
         self.projector.guard(self._sides, self._frozen)
+        self.level(net)
 
     def _learn(self, seen: dict[Source, list[Tensor]], share: float, mean_of: int) -> None:
         """Update P of every layer that ran; `share` is λ."""

@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from classgrad.capture import by_layer
+from classgrad.distributed import world
 from classgrad.memory.collect import Batches, Collected, Forward, collect
 from classgrad.memory.subspace import Subspace
 from classgrad.methods.base import LayerRoom, Method, Step
@@ -113,11 +114,12 @@ class Projected(Method, ABC):
 
         def shuffled() -> Batches:
             generator.set_state(state)
-            for index in batches(len(task.train), COLLECT_BATCH, generator):
+            for index in world().own(batches(len(task.train), COLLECT_BATCH, generator)):
                 images = task.train.unit_images(index, dtype)
                 yield task.transform(images), task.train.labels[index]
 
         self.learn(net, lambda x: net(x, task.id), shuffled, range(task.classes))
+        self.level(net)
 
     def learn(
         self,

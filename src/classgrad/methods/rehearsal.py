@@ -10,6 +10,7 @@ updates the statistics of its task, which so follow the moving trunk; when a tas
 earlier ones are measured on what is kept of them.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 from torch.nn import functional
 
+from classgrad.distributed import world
 from classgrad.errors import UserError
 from classgrad.memory.replay import EqualShares, Part, ReplayMemory
 from classgrad.methods.base import Fit, Method, Step
@@ -80,7 +82,7 @@ class Rehearsal(Method, ABC):
 
     def draw(self, step: Step, without: int | None = None) -> list[Part]:
         """Draw a batch from the memory; one task can be left out."""
-        count = self.memory_batch or len(step.y)
+        count = self.memory_batch or len(step.batch)
         drawn: list[Part] = self._memory.draw(
             count,
             step.generator,
@@ -91,11 +93,16 @@ class Rehearsal(Method, ABC):
         return drawn
 
     def task_loss(self, net: Network, task: int, index: Tensor) -> Tensor:
-        """Return the mean cross-entropy of some of a task's kept samples."""
-        part = self._memory.parts[task]
-        images = part.unit_images(index, next(net.parameters()).dtype)
-        logits = net(self._transforms[task](images), task)
-        return functional.cross_entropy(logits, part.labels[index])
+        """Return the mean cross-entropy of some of a task's kept samples.
+
+        Several processes have a part of them each, by its weight.
+        """
+        kept = self._memory.parts[task]
+        with world().cutting(len(index)) as part:
+            own = index[part]
+            images = kept.unit_images(own, next(net.parameters()).dtype)
+            logits = net(self._transforms[task](images), task)
+            return world().weighted(functional.cross_entropy(logits, kept.labels[own]))
 
     def batch_loss(self, net: Network, parts: Sequence[Part]) -> Tensor:
         """Return the weighted loss of a batch from the memory."""
@@ -138,11 +145,13 @@ class Episodic(Rehearsal):
 
     def gradient_of(self, loss: Tensor, step: Step) -> Tensor:
         """Return the gradient of a loss over all that moves, as one vector."""
-        if not loss.isfinite():
-            raise UserError(f"the loss of kept samples is {loss.item()}: lower learning_rate")
+        value = float(world().sum(loss.detach()))
+        if not math.isfinite(value):
+            raise UserError(f"the loss of kept samples is {value}: lower learning_rate")
         parameters = moved(step)
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        return gather(parameters, found)
+        total = world().sum(gather(parameters, found))
+        return total if world().size == 1 else total / world().size
 
 
 def moved(step: Step) -> list[nn.Parameter]:

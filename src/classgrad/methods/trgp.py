@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from classgrad import seeds
+from classgrad.distributed import world
 from classgrad.memory.collect import Collected
 from classgrad.memory.selection import joint
 from classgrad.methods.projected import Count, Projected
@@ -51,6 +52,7 @@ class TRGP(Projected):
     name: ClassVar[str] = "trgp"
     summary: ClassVar[str] = "Trust Region Gradient Projection: scaled old subspaces (ICLR 2022)"
     attachable: ClassVar[bool] = False
+    parallel: ClassVar[bool] = True
 
     trust: float = Field(
         0.5, ge=0, lt=1, description="share of the gradient's norm inside a trusted task's basis"
@@ -166,7 +168,7 @@ class TRGP(Projected):
         weights = [site.weight for site in sites.values()]
         found = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
         return {
-            name: site.matrix(gradient).cpu().double()
+            name: world().from_first(site.matrix(gradient).cpu().double())
             for (name, site), gradient in zip(sites.items(), found, strict=True)
         }
 

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from classgrad.distributed import world
 from classgrad.errors import UserError
+from classgrad.networks import whole_batch
 
 # Layers whose only parameters are a scale and a shift per channel.
 NORMALISATIONS = (
@@ -38,7 +40,7 @@ class Sums:
 
     def __init__(self) -> None:
         self.count = 0
-        self.first = self.second = torch.zeros(())
+        self.first = self.second = torch.zeros((), dtype=torch.float64)
 
     def add(self, x: Tensor) -> None:
         """Count one batch; sums are on the CPU, as not every device has float64."""
@@ -50,6 +52,12 @@ class Sums:
         self.count += count
         self.first = self.first + count * mean
         self.second = self.second + count * (variance + mean**2)
+
+    def add_others(self, channels: int) -> None:
+        """Count the batches of the other processes too."""
+        self.count = int(world().sum(torch.tensor(self.count)))
+        self.first = world().sum(self.first.expand(channels))
+        self.second = world().sum(self.second.expand(channels))
 
 
 class TaskBatchNorm(PerTask):
@@ -117,6 +125,8 @@ class TaskBatchNorm(PerTask):
             self.sums.add(x)
             return functional.batch_norm(x, None, None, scale, shift, True, 0.0, self.eps)
         from_batch = self.training or self.statistics == "batch"
+        if from_batch and world().cut:
+            return whole_batch.batch_norm(x, scale, shift, self.running(), self.eps)
         if from_batch:
             self.refuse_single(x)
         if from_batch and self.constant:
@@ -131,7 +141,11 @@ class TaskBatchNorm(PerTask):
     def settle(self) -> None:
         """Store the statistics that were measured for the task at hand; none if no input came."""
         found = self.sums
-        if found is None or found.count == 0:
+        if found is None:
+            return
+        if world().size > 1:
+            found.add_others(len(getattr(self, f"mean_{self.task}")))
+        if found.count == 0:
             return
         mean = found.first / found.count
         getattr(self, f"mean_{self.task}").copy_(mean)
@@ -173,10 +187,14 @@ class Dropout(nn.Module):
         return x.mul(self.kept(x)).mul_(1 / (1 - self.share))
 
     def kept(self, x: Tensor) -> Tensor:
-        """Draw which values stay."""
+        """Draw which values stay; those of a whole batch, where this is a part of one."""
+        cut = world().cut
+        count = cut.of_whole(x.numel()) if cut else x.numel()
+        first = cut.start * (x.numel() // cut.own) if cut else 0
         # On the CPU, where the generators are: the same draws on every device.
-        draws = torch.empty((x.numel() + 7) // 8, dtype=torch.int64)
+        draws = torch.empty((count + 7) // 8, dtype=torch.int64)
         draws.random_(-(2**63), None, generator=self.generator)
-        kept = draws.view(torch.uint8)[: x.numel()].to(x.device).ge(round(self.share * 256))
+        own = draws.view(torch.uint8)[first : first + x.numel()]
+        kept = own.to(x.device).ge(round(self.share * 256))
         like = torch.empty_like(x)  # for its layout, so that both lie in memory in the same order
         return kept.as_strided(x.shape, like.stride())

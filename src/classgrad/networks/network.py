@@ -63,6 +63,11 @@ class Network(nn.Module):
         """Whether the embedding depends on the task it is asked for."""
         return any(layer.task_dependent for layer in self._per_task)
 
+    @property
+    def own_norms(self) -> bool:
+        """Whether each task has scales and shifts of its own."""
+        return any(norm.affine == "task" for norm in self._norms)
+
     def protected(self) -> nn.Module:
         """Return the part whose answers to old inputs must not change: all that tasks share."""
         return self if self.shared_head else self.trunk
@@ -112,6 +117,7 @@ class Network(nn.Module):
         norms = [norm for norm in self._norms if norm.training and norm.statistics == "stored"]
         if not norms:
             return
+        self.select(task)  # for a process that gets no input
         with self.evaluating():
             for norm in norms:
                 norm.sums = Sums()

@@ -1,0 +1,56 @@
+"""Several processes that train one run together, as torchrun starts them.
+
+Nothing outside this package uses torch.distributed.
+"""
+
+import os
+
+from torch import distributed
+
+from classgrad.distributed.world import Cut, Lost, World
+from classgrad.errors import UserError, shown
+
+__all__ = ["Cut", "Lost", "World", "join", "leave", "world"]
+
+_here = World()
+
+
+def world() -> World:
+    """Return the world of this process."""
+    return _here
+
+
+def join() -> World:
+    """Find the other processes that torchrun has started with this one, if there are any."""
+    global _here
+    if _here.size > 1 or number_of("WORLD_SIZE", 1) == 1:
+        return _here
+    try:
+        store, rank, size = next(distributed.rendezvous("env://"))
+        # What processes wrote that torchrun has started again since must not be read.
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = distributed.PrefixStore(f"start {start}", store)
+        distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"the other processes of this run cannot be reached: {shown(error)}; start all of them "
+            "with torchrun"
+        ) from None
+    _here = World(rank, size, store)
+    return _here
+
+
+def leave() -> None:
+    """Take leave of the other processes."""
+    global _here
+    if _here.size > 1:
+        distributed.destroy_process_group()
+    _here = World()
+
+
+def number_of(name: str, otherwise: int) -> int:
+    """Read a number from the environment."""
+    text = os.environ.get(name, str(otherwise))
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise UserError(f"{name}={shown(text)} is not a number of processes: start with torchrun")
+    return int(text)

@@ -1,0 +1,76 @@
+"""The command line on several processes: stopped, gone on with by others, killed, refused."""
+
+import json
+
+import processes
+import pytest
+
+WORDS = ["run", "split-digits", "--method", "gpm", "--set", "epochs=1", "--set", "samples=20"]
+DRIVEN = str(processes.HERE / "driven.py")
+
+
+def record(out):
+    (found,) = out.glob("*/record.json")
+    return json.loads(found.read_text())
+
+
+def lines(said):
+    """Return what the command itself says, of all that is on standard error."""
+    return [
+        line for _, _, err in said for line in err.splitlines() if line.startswith("classgrad:")
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    out = tmp_path_factory.mktemp("alone")
+    words = [DRIVEN, *WORDS, "--out", str(out)]
+    (end,) = processes.ended(processes.start(1, words, DRIVEN="SIGTERM 0 0"))
+    assert end[0] == 0, end[2]
+    return record(out)
+
+
+def same_result(found, expected):
+    assert found["complete"]
+    assert found["data"] == expected["data"]
+    assert found["average_accuracy"] == pytest.approx(expected["average_accuracy"], abs=1)
+    ranks = [[layer["ranks"] for layer in one["layers"]] for one in (found, expected)]
+    assert ranks[0] == ranks[1]
+
+
+def test_a_run_goes_on_with_any_number_of_processes_however_it_was_cut_short(tmp_path, expected):
+    words = [DRIVEN, *WORDS, "--save-steps", "5", "--out", str(tmp_path)]
+    # Stopped: the signal reaches one of two processes only, and not the first.
+    both = processes.ended(processes.start(2, words, DRIVEN="SIGTERM 1 12"))
+    assert [code for code, _, _ in both] == [143, 143], both
+    assert lines(both) == ["classgrad: stopped; the same command goes on from here"]
+    assert list(tmp_path.glob("*/checkpoints/*"))
+    # One process, stopped.
+    (one,) = processes.ended(processes.start(1, words, DRIVEN="SIGTERM 0 10"))
+    assert one[0] == 143
+    assert "going on with task" in one[1]
+    # Two again, of which one is killed.
+    both = processes.ended(processes.start(2, words, DRIVEN="SIGKILL 1 8"))
+    assert [code for code, _, _ in both] == [2, -9], both
+    assert "going on with task" in both[0][1]
+    assert both[1][1] == ""
+    (line,) = lines(both)
+    assert "another process of this run has ended" in line
+    assert "Traceback" not in both[0][2]
+    # torchrun starts all again when the first is killed, which leaves its lock behind.
+    command = [*processes.TORCHRUN, "--nproc-per-node=2", "--max-restarts=3", *words]
+    (end,) = processes.ended([processes.start_one(command, DRIVEN="SIGKILL 0 8")])
+    assert end[0] == 0, end[2]
+    assert end[1].count("going on with task") == 2
+    same_result(record(tmp_path), expected)
+    assert not list(tmp_path.glob("*/checkpoints"))
+    assert not list(tmp_path.glob("*/lock.json"))
+
+
+def test_a_refusal_is_said_once_and_every_process_ends_with_2(tmp_path):
+    words = [DRIVEN, "run", "split-digits", "--method", "gem", "--out", str(tmp_path)]
+    said = processes.ended(processes.start(2, words, DRIVEN="SIGTERM 0 0"))
+    assert [code for code, _, _ in said] == [2, 2]
+    (line,) = lines(said)
+    assert "method 'gem' cannot be trained by several processes" in line
+    assert not list(tmp_path.iterdir())

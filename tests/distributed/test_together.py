@@ -1,0 +1,101 @@
+"""Several processes learn what one would: gradients, weights, bases, scores; and what they send."""
+
+import json
+
+import processes
+import pytest
+import together
+import torch
+from safetensors.torch import load_file
+
+SIZES = (2, 3)
+CASES = [(name, size) for size in SIZES for name in together.runs(size)]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    found = {name: together.learnt(name) for name in together.RUNS}
+    return {f"{name}/{key}": value for name, part in found.items() for key, value in part.items()}
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    folders = {size: tmp_path_factory.mktemp(f"of{size}") for size in SIZES}
+    script = str(processes.HERE / "together.py")
+    started = {size: processes.start(size, [script, str(folders[size])]) for size in SIZES}
+    ends = [end for size in SIZES for end in processes.ended(started[size])]
+    assert [code for code, _, _ in ends] == [0] * sum(SIZES), "".join(err for _, _, err in ends)
+    return folders
+
+
+def said(several, size):
+    found = [json.loads((several[size] / f"{rank}.json").read_text()) for rank in range(size)]
+    assert all(one == found[0] for one in found)
+    return found[0]
+
+
+@pytest.mark.parametrize(("name", "size"), CASES)
+def test_several_processes_learn_what_one_does(alone, several, name, size):
+    found = load_file(several[size] / "0.safetensors")
+    keys = [key for key in alone if key.startswith(f"{name}/")]
+    assert keys
+    assert keys == [key for key in alone if key in found and key.startswith(f"{name}/")]
+    for key in keys:
+        one, other = found[key], alone[key]
+        if "/basis " in key:
+            assert one.shape == other.shape
+            assert largest_sine(one, other) < 1e-6
+            continue
+        if name == "trgp":  # its scales are in coordinates of bases, whose columns have no sign
+            one, other = one.abs(), other.abs()
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+        assert "/gradient" not in key or other.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_processes_have_the_same_to_the_last_bit(several, size):
+    first, *others = (load_file(several[size] / f"{rank}.safetensors") for rank in range(size))
+    for other in others:
+        assert [key for key in first if not torch.equal(first[key], other[key])] == []
+
+
+def largest_sine(one, other):
+    """Return the sine of the largest angle between the spans of orthonormal columns."""
+    return float(torch.linalg.matrix_norm(other - one @ (one.T @ other), 2)) if one.numel() else 0
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_cannot_be_trained_together_is_refused_by_name(several, size):
+    refused = said(several, size)["refusals"]
+    named = [name for name in refused if name in together.methods.METHODS]
+    assert {"gem", "si", "icarl", "den"} <= set(named)
+    for name in named:
+        assert f"method '{name}' cannot be trained by several processes" in refused[name]
+    words = {
+        "batch": f"batch_size=1 is less than the {size} processes",
+        "compile": "compile is for one process",
+        "few": f"has 1 training samples for {size} processes",
+        "settings": "differ in the settings",
+        "versions": "differ in the version of torch",
+        "data": "differ in the data",
+    }
+    assert set(refused) == {*named, *words}
+    for kind, text in words.items():
+        assert text in refused[kind]
+        assert "\n" not in refused[kind]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_step_sends_its_gradients_and_the_loss(several, size):
+    sent = said(several, size)["traffic"]
+    assert sent["training"] == sent["steps"] * (sent["gradients"] + 8)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_a_base_update_sends_does_not_grow_with_the_samples(several, size):
+    sent = said(several, size)["traffic"]
+    updates = {
+        key[7:]: value - sent[f"bases {key[7:]}"] for key, value in sent.items() if "upd" in key
+    }
+    assert updates["16 90"] == pytest.approx(updates["16 11"], rel=0.02)
+    assert updates["4 11"] == pytest.approx(updates["16 11"], rel=0.02)

@@ -1,0 +1,183 @@
+"""What is compared between one process and several; run as a script it is one of several."""
+
+import json
+import sys
+from pathlib import Path
+from unittest import mock
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from classgrad import distributed, methods
+from classgrad.acceleration import prepare
+from classgrad.distributed import world
+from classgrad.errors import UserError
+from classgrad.plan import make_plan
+from classgrad.run_parallel import agree
+from classgrad.runs import Run
+from classgrad.tasks import TaskStream
+from streams import blobs
+
+# Batches of 7 of 33 samples: parts of a batch differ, and the last batch has 5.
+SHORT = {"epochs": 2, "batch_size": 7, "learning_rate": 0.1, "momentum": 0.5}
+NORMED = {"batch_norm": True, "norm": "batch", "affine": "first"}
+MANY = {"per_class": 60, "batch_size": 31}  # three batches to collect from
+LENET = {"network": "lenet5", "shape": (3, 16, 16), "per_class": 8, "tasks": 2}
+
+# By name: the method, and what is set.
+RUNS = {
+    "finetune": {},
+    "finetune, dropout": {"dropout": 0.3, **NORMED},
+    "finetune, stored statistics": {"batch_norm": True, "norm": "stored", "affine": "task"},
+    "finetune, plateau": {
+        "schedule": "plateau",
+        "patience": 1,
+        "epochs": 8,
+        "learning_rate": 1.0,
+        **NORMED,
+        "norm": "stored",
+    },
+    "finetune, adam": {"optimizer": "adam", "learning_rate": 0.01, "momentum": 0.0},
+    "cgp": {"contrast": 0.5, "samples": 25, **NORMED, **MANY},
+    "cgp, refined": {"contrast": 0.0, "similarity": 0.2, "samples": 40, **MANY},
+    "cgp, lenet": {"contrast": 0.5, **LENET},
+    "gpm": {"samples": 100, **NORMED, **MANY},
+    "gpm, resnet": {"network": "resnet18", "width": 4, "shape": (3, 9, 9), "tasks": 2},
+    "sgp": {"samples": 10},
+    "trgp": {"samples": 10, "energy": 0.9},
+    "owm": {**NORMED},
+    "owm, few": {"mean_of": 5, **LENET},
+    "owm, step": {"update": "step"},
+    "ewc": {**NORMED},
+    "ewc, sampled": {"fisher": "sampled"},
+    "er": {"memory": 24, **NORMED},
+    "er, stored statistics": {"memory": 24, "batch_norm": True, "norm": "stored"},
+    "er, few": {"memory": 24, "memory_batch": 2},
+    "agem": {"memory": 24, **NORMED},
+    "hat": {},
+    "multitask": {**NORMED},
+}
+
+
+def runs(size: int) -> list[str]:
+    """Return the runs that so many processes learn: each is learnt by two or by more."""
+    slow = [name for name, values in RUNS.items() if "network" in values]
+    return [*slow, "cgp"] if size == 2 else [name for name in RUNS if name not in slow]
+
+
+def made(name: str, **more: object) -> Run:
+    """Return a run in double precision."""
+    values = {"dropout": 0.0, **SHORT, **RUNS[name], **more}
+    shape = values.pop("shape", (1, 6, 6))
+    stream = blobs(values.pop("tasks", 3), 3, shape, values.pop("per_class", 11))
+    network = values.pop("network", "mlp")
+    if network == "mlp":
+        values = {"width": 24, **values}
+    kept = {n: v for n, v in values.items() if n != "dropout" or network == "mlp"}
+    plan = make_plan(stream, name.split(",")[0], network=network, values=kept, seed=3)
+    run = Run(plan, stream)
+    run.net.double()
+    return run
+
+
+def learnt(name: str) -> dict[str, Tensor]:
+    """Return what a run ends with, and what moves the weights in the first step of every task.
+
+    That is the gradient when it is projected: before, some have met the projection in their rows.
+    """
+    found: dict[str, Tensor] = {}
+    run = made(name)
+
+    def noted(optimizer: torch.optim.Optimizer) -> None:
+        prepare(optimizer)
+        task = f"gradient {len(run.scores)}"
+        if task not in found:
+            moved = optimizer.param_groups[0]["params"]
+            found[task] = torch.cat([p.grad.flatten() for p in moved if p.grad is not None])
+
+    with mock.patch("classgrad.loop.prepare", noted):
+        record = run.go()
+    found |= {f"net {key}": value for key, value in run.net.state_dict().items()}
+    for site, subspace in getattr(run.method, "subspaces", {}).items():
+        found[f"basis {site}"] = subspace.basis
+    if hasattr(run.method, "matrices"):
+        found |= {f"matrix {site}": value for site, value in run.method.matrices.items()}
+    scores = record.accuracy_matrix[-1] + record.accuracy_matrix_task_free_prototypes[-1]
+    found["scores"] = torch.tensor(scores, dtype=torch.float64)
+    return {key: value.contiguous() for key, value in found.items()}
+
+
+def refusals() -> dict[str, str]:
+    """Return what is said of runs that cannot be trained together, by what is wrong."""
+    other = world().rank == world().size - 1  # one process is not like the others
+    plan = {seed: make_plan(blobs(1), "finetune", network="mlp", seed=seed) for seed in (1, 2)}
+    few = TaskStream("few", [blobs(1, 1, per_class=1)[0]], [blobs(1, 1).test(0)])
+
+    def run(stream: TaskStream, method: str = "finetune", **values: object) -> None:
+        Run(make_plan(stream, method, network="mlp", values=values), stream)
+
+    def versions() -> None:
+        found = {"python": "3", "classgrad": "1", "torch": "2" if other else "1"}
+        with mock.patch("classgrad.run_parallel.versions", return_value=found):
+            agree([])
+
+    cases = {
+        **{
+            name: lambda name=name: (
+                run(blobs(1), name, memory=9) if name in ("gem",) else run(blobs(1), name)
+            )
+            for name, kind in methods.METHODS.items()
+            if not kind.parallel
+        },
+        "batch": lambda: run(blobs(1), batch_size=1),
+        "compile": lambda: run(blobs(1), compile=True),
+        "few": lambda: run(few),
+        "settings": lambda: agree([plan[2 if other else 1]]),
+        "versions": versions,
+        "data": lambda: run(blobs(1, seed=int(other))),
+    }
+    found = {}
+    for name, case in cases.items():
+        try:
+            case()
+            found[name] = "nothing"
+        except UserError as error:
+            found[name] = str(error)
+    return found
+
+
+def traffic() -> dict[str, int]:
+    """Return bytes that a process sends, in the steps of a task and in its base update."""
+    found = {}
+    run = made("finetune")
+    before = world().sent
+    run.method.fit_task(run.net, run.stream[0], run.fits(1))
+    parameters = list(run.method.parameters(run.net, [run.stream[0]]))
+    found["steps"] = run.steps
+    found["gradients"] = sum(p.nbytes for p in parameters)
+    found["training"] = world().sent - before
+    for samples, per_class in ((4, 11), (16, 11), (16, 90)):
+        # Of a network that is not trained, so no class is left out for being told wrong.
+        run = made("cgp", samples=samples, per_class=per_class, correct_only=False)
+        before = world().sent
+        run.method.end_task(run.net, run.stream[0], torch.Generator().manual_seed(0))
+        found[f"update {samples} {per_class}"] = world().sent - before
+        found[f"bases {samples} {per_class}"] = sum(
+            s.memory_bytes for s in run.method.subspaces.values()
+        )
+    return found
+
+
+def main(folder: Path) -> None:
+    """Write all that is compared, as this process has it."""
+    rank, size = distributed.join().rank, world().size
+    found = {f"{name}/{key}": value for name in runs(size) for key, value in learnt(name).items()}
+    save_file(found, folder / f"{rank}.safetensors")
+    said = {"refusals": refusals(), "traffic": traffic()}
+    (folder / f"{rank}.json").write_text(json.dumps(said))
+    distributed.leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
