@@ -22,7 +22,18 @@ from classgrad import (
     cli_reproduce,
     cli_watch,
 )
-from classgrad.cli_words import SaveMinutes, SaveSteps, make_plans, parse_seeds, parse_settings
+from classgrad.cli_words import (
+    DataDir,
+    Device,
+    Methods,
+    NetworkName,
+    Recipe,
+    SaveMinutes,
+    SaveSteps,
+    make_plans,
+    parse_seeds,
+    parse_settings,
+)
 from classgrad.errors import Stopped, UserError
 
 if TYPE_CHECKING:
@@ -62,13 +73,9 @@ def run(
     benchmark: Annotated[
         str, typer.Argument(help="A stream of tasks; see 'classgrad list'.")
     ] = "permuted-digits",
-    method: Annotated[
-        str, typer.Option("--method", "-m", help="A method, several with commas, or all.")
-    ] = "cgp",
-    network: Annotated[
-        str | None, typer.Option(help="A network; by default the recipe's choice.")
-    ] = None,
-    recipe: Annotated[str, typer.Option(help="A recipe by name, or a .toml file.")] = "fast",
+    method: Methods = "cgp",
+    network: NetworkName = None,
+    recipe: Recipe = "fast",
     seed: Annotated[
         str, typer.Option(help="Same seed, same result. Several with commas: also their mean.")
     ] = "1",
@@ -79,9 +86,7 @@ def run(
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs"),
-    data_dir: Annotated[
-        Path | None, typer.Option(envvar="CLASSGRAD_DATA", help="Folder of the datasets.")
-    ] = None,
+    data_dir: DataDir = None,
     resume: Annotated[
         bool,
         typer.Option(
@@ -96,6 +101,7 @@ def run(
     compiled: Annotated[
         bool, typer.Option("--compile", help="Compile the network; rarely faster on a CPU.")
     ] = False,
+    device: Device = "cpu",
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write curves to the run's folder, too.")
     ] = False,
@@ -119,13 +125,13 @@ def run(
     from classgrad.run_state import go_on, something_kept
     from classgrad.runs import Run, load_stream, run_folder
 
+    first = join(graphics=device.startswith("cuda")).first
     if tensorboard:
         refuse_missing()
     values = {**parse_settings(settings or []), **({"compile": True} if compiled else {})}
     seeds = parse_seeds(seed)
     groups = [make_plans(benchmark, method, network, recipe, one, values) for one in seeds]
-    first = join().first
-    run_parallel.agree([plan for plans in groups for plan in plans])
+    run_parallel.agree([plan for plans in groups for plan in plans], device)
     folders = [run_folder(out, plan) for plans in groups for plan in plans]
     if resume and fresh:
         raise UserError("--resume and --fresh contradict each other: give one of them")
@@ -139,11 +145,11 @@ def run(
         stream = load_stream(plans[0], data_dir)  # what methods learn does not differ between them
         if not records:
             for plan in plans:  # whatever is wrong shows before the first run
-                Run(plan, stream)
+                Run(plan, stream, device=device)
         for plan in plans:
             folder = folders[len(records)]
             keeper = Keeper(folder, minutes=save_minutes, steps=save_steps)
-            one = Run(plan, stream, folder, keeper, tensorboard=tensorboard)
+            one = Run(plan, stream, folder, keeper, device=device, tensorboard=tensorboard)
             with keeper.listening(), progress_bar(console, one) as observer:
                 records.append(go_on(one, observer, fresh=fresh, tell=tell))
     if not first:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from classgrad.cli_state import (
-    Device,
     Model,
     SkipBad,
     State,
@@ -17,7 +16,7 @@ from classgrad.cli_state import (
     opened,
     tell_warnings,
 )
-from classgrad.cli_words import SaveMinutes, SaveSteps, parse_settings
+from classgrad.cli_words import Device, SaveMinutes, SaveSteps, parse_settings
 from classgrad.errors import UserError
 
 if TYPE_CHECKING:

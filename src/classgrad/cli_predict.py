@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from classgrad.cli_state import Device, Model, SkipBad, State, opened, tell_warnings
+from classgrad.cli_state import Model, SkipBad, State, opened, tell_warnings
+from classgrad.cli_words import Device
 from classgrad.errors import UserError
 
 if TYPE_CHECKING:

@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from classgrad.cli_words import SaveMinutes, make_plans, parse_grid, parse_seeds, parse_settings
-from classgrad.errors import UserError
+from classgrad.cli_words import (
+    DataDir,
+    Device,
+    Methods,
+    NetworkName,
+    Recipe,
+    SaveMinutes,
+    make_plans,
+    parse_grid,
+    parse_seeds,
+    parse_settings,
+)
+from classgrad.errors import UserError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +37,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-Recipe = Annotated[str, typer.Option(help="A recipe by name, or a .toml file.")]
 Jobs = Annotated[
     int | None,
     typer.Option(
@@ -49,9 +59,6 @@ Ray = Annotated[
 ]
 Out = Annotated[
     str, typer.Option(help="Folder for the results, or a URL such as s3://bucket/folder.")
-]
-DataDir = Annotated[
-    Path | None, typer.Option(envvar="CLASSGRAD_DATA", help="Folder of the datasets.")
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print what would be run and how long it takes.")
@@ -76,6 +83,7 @@ def reproduce(
     out: Out = "runs",
     data_dir: DataDir = None,
     threads: Threads = None,
+    device: Device = "cpu",
     ray: Ray = None,
     save_minutes: SaveMinutes = 5.0,
     dry_run: DryRun = False,
@@ -94,7 +102,7 @@ def reproduce(
 
     found = chosen(name)
     console = Console(markup=False)  # brackets in names are no markup
-    options = options_of(jobs, threads, data_dir, save_minutes, ray)
+    options = options_of(jobs, threads, data_dir, save_minutes, device, ray)
     with opened(out) as place:
         listed = of_experiments(found, recipe, parse_seeds(seeds, "--seeds"), place.folder)
         listed = place.look(listed)
@@ -115,12 +123,8 @@ def sweep(
     benchmark: Annotated[
         str, typer.Option("--benchmark", "-b", help="A stream of tasks; see 'classgrad list'.")
     ] = "permuted-digits",
-    method: Annotated[
-        str, typer.Option("--method", "-m", help="A method, several with commas, or all.")
-    ] = "cgp",
-    network: Annotated[
-        str | None, typer.Option(help="A network; by default the recipe's choice.")
-    ] = None,
+    method: Methods = "cgp",
+    network: NetworkName = None,
     recipe: Recipe = "fast",
     settings: Annotated[
         list[str] | None,
@@ -137,6 +141,7 @@ def sweep(
     out: Out = "runs",
     data_dir: DataDir = None,
     threads: Threads = None,
+    device: Device = "cpu",
     ray: Ray = None,
     save_minutes: SaveMinutes = 5.0,
     dry_run: DryRun = False,
@@ -161,7 +166,7 @@ def sweep(
         for plan in make_plans(benchmark, method, network, recipe, seed, {**fixed, **point}):
             labelled.append((label_of(plan, point), plan))
     console = Console(markup=False)  # brackets in names are no markup
-    options = options_of(jobs, threads, data_dir, save_minutes, ray)
+    options = options_of(jobs, threads, data_dir, save_minutes, device, ray)
     with opened(out) as place:
         listed = place.look(of_plans(labelled, place.folder))
         ended = carry_out(console, listed, place, options, ray, dry_run)
@@ -189,18 +194,27 @@ def options_of(
     threads: int | None,
     data_dir: Path | None,
     save_minutes: float,
+    device: str,
     ray: str | None,
 ) -> "Options":
     """Return how jobs are to be run; as many at once as a cluster has room for, if none is said."""
+    from classgrad import devices
     from classgrad.experiments.pool import Options
 
     if ray is not None:
         from classgrad.experiments.cluster import refuse_missing
 
         refuse_missing()
+        if device not in ("cpu", "cuda"):
+            raise UserError(
+                f"--device '{shown(device)}' with --ray: give cpu, or cuda for one of the "
+                "cluster's graphics devices"
+            )
         data_dir = None if data_dir is None else data_dir.absolute()
-        return Options(jobs or sys.maxsize, threads or 1, data_dir, save_minutes)
-    return Options(jobs or 1, threads or (1 if (jobs or 1) > 1 else None), data_dir, save_minutes)
+        return Options(jobs or sys.maxsize, threads or 1, data_dir, save_minutes, device)
+    devices.chosen(device)
+    threads = threads or (1 if (jobs or 1) > 1 else None)
+    return Options(jobs or 1, threads, data_dir, save_minutes, device)
 
 
 def carry_out(
@@ -265,10 +279,9 @@ def executor(
 
     from classgrad.experiments import cluster
 
-    threads = options.threads or 1
     status = console.status("connecting to the cluster")
-    with status, cluster.connected(ray, threads) as room:
-        cluster.refuse_differences(threads, out)
+    with status, cluster.connected(ray, options) as room:
+        cluster.refuse_differences(options, out)
         from classgrad.experiments import cluster_pool
 
         status.stop()

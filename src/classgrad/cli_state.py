@@ -25,9 +25,6 @@ Model = Annotated[
         metavar="MODULE:NAME", help="Function or class that makes your own network, if it is yours."
     ),
 ]
-Device = Annotated[
-    str, typer.Option(help="Where to compute: cpu, cuda (or one of several, cuda:1), mps.")
-]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be read.")]
 
 NETWORK, METHOD, SIZE, SEED = "alexnet5", "cgp", 32, 1

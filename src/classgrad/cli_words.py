@@ -1,6 +1,7 @@
 """What the words of a command line ask for: seeds, settings, and a plan for each method."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,17 @@ if TYPE_CHECKING:
     from classgrad.plan import Plan
 
 
+Methods = Annotated[
+    str, typer.Option("--method", "-m", help="A method, several with commas, or all.")
+]
+NetworkName = Annotated[str | None, typer.Option(help="A network; by default the recipe's choice.")]
+Recipe = Annotated[str, typer.Option(help="A recipe by name, or a .toml file.")]
+DataDir = Annotated[
+    Path | None, typer.Option(envvar="CLASSGRAD_DATA", help="Folder of the datasets.")
+]
+Device = Annotated[
+    str, typer.Option(help="Where to compute: cpu, cuda (or one of several, cuda:1), mps.")
+]
 SaveMinutes = Annotated[
     float, typer.Option(min=0, help="Save the state after so many minutes within a task.")
 ]

@@ -30,7 +30,7 @@ class Judge:
     def learn(self, net: Network, task: Task) -> None:
         """Take in a task that was just learnt."""
         ids = [self.class_ids.setdefault(n, len(self.class_ids)) for n in task.class_names]
-        self.tasks.append(torch.tensor(ids))
+        self.tasks.append(torch.tensor(ids).to(task.train.labels.device))
         self.prototypes.append(class_means(net, task))
 
 
@@ -76,8 +76,8 @@ def guess(
     `features` are the embeddings for task `own`, to be had for the others too where they do not
     depend on the task.
     """
-    best = torch.full((2, len(x)), -torch.inf, dtype=x.dtype)
-    choice = torch.zeros(2, len(x), dtype=torch.int64)
+    best = x.new_full((2, len(x)), -torch.inf)
+    choice = x.new_zeros(2, len(x), dtype=torch.int64)
     for task, ids in enumerate(judge.tasks):
         seen = net.embed(x, task) if net.task_dependent and task != own else features
         # A head for all tasks may have more outputs than this one has classes.

@@ -101,6 +101,8 @@ class RunRecord(Part):
     parameters: Count = 0
     capacity: float | None = None  # stored parameters, per cent of the base network's with heads
     versions: dict[str, str] = Field(default_factory=dict)
+    device: str = "cpu"  # where the last task was learnt
+    processes: Count = 1  # that learnt it
     complete: bool = False
 
     @model_validator(mode="after")

@@ -1,8 +1,12 @@
 """What has to be so for several processes to train one run."""
 
+import os
 from typing import TYPE_CHECKING
 
-from classgrad.distributed import world
+import torch
+
+from classgrad import devices
+from classgrad.distributed import number_of, world
 from classgrad.errors import UserError
 from classgrad.methods import METHODS
 from classgrad.records import versions
@@ -10,6 +14,25 @@ from classgrad.records import versions
 if TYPE_CHECKING:
     from classgrad.plan import Plan
     from classgrad.runs import Run
+
+
+def device(name: torch.device | str) -> torch.device:
+    """Return the device by this name; of several processes each has one of its own."""
+    found = devices.chosen(name)
+    if world().size == 1 or found.type == "cpu":
+        return found
+    if found.type != "cuda" or found.index is not None:
+        raise UserError(
+            f"device '{name}' is for one process: give cpu, or cuda for a device of each"
+        )
+    here, count = number_of("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
+    if here > count:
+        raise UserError(
+            f"{here} processes share this machine's {count} graphics devices: start one for each"
+        )
+    own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(own)
+    return own
 
 
 def check(run: "Run") -> None:
@@ -39,9 +62,9 @@ def check(run: "Run") -> None:
             )
 
 
-def agree(plans: "list[Plan]") -> None:
+def agree(plans: "list[Plan]", device: str) -> None:
     """Refuse processes that were started with other words, or with other versions."""
     found = versions()
     values = {f"the version of {name}": found[name] for name in ("python", "classgrad", "torch")}
     settings = [plan.as_dict() for plan in plans]
-    world().refuse_differences({**values, "the settings": settings})
+    world().refuse_differences({**values, "the settings": settings, "the device": device})

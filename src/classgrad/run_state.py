@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from classgrad.checkpoints import Keeper, Lock
 from classgrad.checkpoints.errors import understood
 from classgrad.checkpoints.keeper import FOLDER
+from classgrad.devices import moved
 from classgrad.distributed import world
 from classgrad.errors import UserError, shown
 from classgrad.evaluation import Judge, Score
@@ -116,9 +117,9 @@ def _restore(run: "Run", state: Mapping[str, Any]) -> None:
         run.net.add_task(run.stream[number].classes)
     run.unfinished = state["unfinished"]
     # The method first: it gives layers their sizes.
-    run.method.load_state_dict(state["method"], run.net)
+    run.method.take_up(state["method"], run.net)
     run.net.load_state_dict((run.unfinished or state)["net"])
-    run.judge = Judge(**state["judge"])
+    run.judge = Judge(**moved(state["judge"], run.device))
     run.scores = [[Score(**score) for score in row] for row in state["scores"]]
     run.before, run.untrained = list(state["before"]), list(state["untrained"])
     run.steps = state.get("steps", 0)  # states of earlier versions do not count them

@@ -37,19 +37,21 @@ def run(
     data_dir: Path | str | None = None,
     out: Path | str | None = None,
     observer: Observer | None = None,
+    device: torch.device | str = "cpu",
 ) -> RunRecord:
     """Learn a stream of tasks with a method and return the record.
 
     Names are looked up in the tables, and their settings come from the recipe and from `values`.
     A stream or a method that you made yourself is used as it is. With `out` the record and the
     state are also written to a folder of their own below it; the same call again goes on with a run
-    that was cut short, and returns the record of one that was finished.
+    that was cut short, and returns the record of one that was finished. `device` is where to
+    compute; a run goes on on any.
     """
     plan = make_plan(benchmark, method, network=network, recipe=recipe, seed=seed, values=values)
     stream = benchmark if isinstance(benchmark, TaskStream) else load_stream(plan, data_dir)
     if out is None:
-        return Run(plan, stream).go(observer)
-    return run_state.go_on(Run(plan, stream, run_folder(out, plan)), observer)
+        return Run(plan, stream, device=device).go(observer)
+    return run_state.go_on(Run(plan, stream, run_folder(out, plan), device=device), observer)
 
 
 def load_stream(plan: Plan, data_dir: Path | str | None = None) -> TaskStream:
@@ -82,9 +84,11 @@ class Run:
         folder: Path | None = None,
         keeper: Keeper | None = None,
         *,
+        device: torch.device | str = "cpu",
         tensorboard: bool = False,
     ) -> None:
-        self.plan, self.stream, self.folder = plan, stream, folder
+        self.device = run_parallel.device(device)
+        self.plan, self.stream, self.folder = plan, stream.to(self.device), folder
         run_parallel.check(self)
         self.keeper = Keeper(folder) if folder is not None and keeper is None else keeper
         self.tensorboard = tensorboard
@@ -96,8 +100,8 @@ class Run:
         net = networks.build(plan.network, stream.input_shape, plan.seed, **options)
         self.trunk_size = sum(p.numel() for p in net.trunk.parameters())
         self.embedding = net.embedding
-        net.add_task(stream[0].classes)
-        self.net: Network = self.method.wrap(net, stream, plan.seed)
+        net.to(self.device).add_task(stream[0].classes)
+        self.net: Network = self.method.wrap(net, self.stream, plan.seed)
         self.judge = Judge()
         self.scores: list[list[Score]] = []
         self.before: list[float] = []  # on each task right before it is learnt, one head for all
@@ -120,6 +124,7 @@ class Run:
         """Learn all tasks that are not learnt yet; return the record."""
         self.observer = observer
         self.record.data = self.fingerprint
+        self.record.device, self.record.processes = str(self.device), world().size
         if self.tensorboard and world().first:
             assert self.folder is not None
             self.events = Events(self.folder, self.steps)

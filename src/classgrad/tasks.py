@@ -2,7 +2,8 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -128,6 +129,16 @@ class TaskStream(Sequence[Task]):
     def test(self, task: int) -> Split:
         """Return the test set of a task."""
         return self._tests[task]
+
+    def to(self, device: torch.device | str) -> "TaskStream":
+        """Return the same on a device."""
+        there = copy(self)
+        there._tasks = tuple(
+            replace(task, train=task.train.to(device), valid=task.valid.to(device))
+            for task in self._tasks
+        )
+        there._tests = tuple(test.to(device) for test in self._tests)
+        return there
 
     @property
     def input_shape(self) -> tuple[int, ...]:

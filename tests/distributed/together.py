@@ -120,7 +120,7 @@ def refusals() -> dict[str, str]:
     def versions() -> None:
         found = {"python": "3", "classgrad": "1", "torch": "2" if other else "1"}
         with mock.patch("classgrad.run_parallel.versions", return_value=found):
-            agree([])
+            agree([], "cpu")
 
     cases = {
         **{
@@ -133,7 +133,7 @@ def refusals() -> dict[str, str]:
         "batch": lambda: run(blobs(1), batch_size=1),
         "compile": lambda: run(blobs(1), compile=True),
         "few": lambda: run(few),
-        "settings": lambda: agree([plan[2 if other else 1]]),
+        "settings": lambda: agree([plan[2 if other else 1]], "cpu"),
         "versions": versions,
         "data": lambda: run(blobs(1, seed=int(other))),
     }

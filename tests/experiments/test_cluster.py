@@ -15,7 +15,7 @@ from classgrad.checkpoints.lock import FILE_NAME as LOCK
 from classgrad.errors import Stopped, UserError
 from classgrad.experiments import cluster, live
 from classgrad.experiments.jobs import of_plans
-from classgrad.experiments.pool import Options
+from classgrad.experiments.pool import Options, described
 from classgrad.plan import make_plan
 from classgrad.records import versions
 
@@ -34,7 +34,7 @@ class FakeRay:
         self.outcomes, self.jobs, self.cancelled, self.letters = outcomes, [], [], []
 
     def remote(self, **options):
-        assert options == {"num_cpus": 2, "max_retries": 0, "max_calls": 1}
+        assert options == {"num_cpus": 2, "num_gpus": 0, "max_retries": 0, "max_calls": 1}
 
         def submit(text, number, mailbox):
             self.jobs.append((number, json.loads(text)))
@@ -250,17 +250,17 @@ def test_machines_that_differ_are_named_before_anything_runs(tmp_path, monkeypat
     answer, message = ANSWERS[case]
     near = {"versions": versions(), "seen": True}
     found = {"near": near, "far (1.2.3.4)": answer}
-    monkeypatch.setattr(cluster, "ask_machines", lambda threads, path: found)
+    monkeypatch.setattr(cluster, "ask_machines", lambda needed, path: found)
     with pytest.raises(UserError, match=message):
-        cluster.refuse_differences(1, tmp_path / "runs")
+        cluster.refuse_differences(Options(), tmp_path / "runs")
 
 
 def test_a_machine_is_asked_for_versions_and_for_a_file_that_does_not_stay(tmp_path, monkeypatch):
-    def ask(threads, path):
+    def ask(needed, path):
         return {"here": cluster.question()(path)}
 
     monkeypatch.setattr(cluster, "ask_machines", ask)
-    cluster.refuse_differences(1, tmp_path / "runs")
+    cluster.refuse_differences(Options(), tmp_path / "runs")
     assert list((tmp_path / "runs").iterdir()) == []
     assert not cluster.question()(str(tmp_path / "no"))["seen"]
 
@@ -306,11 +306,40 @@ def test_without_the_package_it_says_what_to_install(call, monkeypatch):
 def test_a_cluster_without_room_is_refused(monkeypatch):
     nodes = [
         {"Alive": True, "Resources": {"CPU": 4.0}},
-        {"Alive": True, "Resources": {"CPU": 3.0}},
+        {"Alive": True, "Resources": {"CPU": 3.0, "GPU": 2.0}},
         {"Alive": True, "Resources": {}},
         {"Alive": False, "Resources": {"CPU": 64.0}},
     ]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    assert [cluster.room(threads) for threads in (1, 2, 4)] == [7, 3, 1]
+
+    def room(threads, device="cpu"):
+        return cluster.room(Options(threads=threads, device=device).resources())
+
+    assert [room(threads) for threads in (1, 2, 4)] == [7, 3, 1]
+    assert [room(threads, "cuda") for threads in (1, 2)] == [2, 1]
     with pytest.raises(UserError, match="no machine of the cluster has 5 CPUs for a run: lower"):
-        cluster.room(5)
+        room(5)
+    with pytest.raises(UserError, match=r"has 4 CPUs and 1 GPU for a run: .* leave out --device"):
+        room(4, "cuda")
+
+
+def test_a_run_on_a_graphics_device_asks_the_cluster_for_one(jobs, monkeypatch):
+    asked = []
+
+    def remote(**options):
+        asked.append(options)
+        return lambda work: work
+
+    monkeypatch.setattr(cluster_pool, "ray", SimpleNamespace(remote=remote))
+    monkeypatch.setattr(cluster_pool, "new_mailbox", lambda: None)
+    for device in ("cpu", "cuda"):
+        cluster_pool.Tasks([], Options(threads=3, device=device), None)
+    found = [(one["num_cpus"], one["num_gpus"]) for one in asked]
+    assert found == [(3, 0), (3, 1)]
+    assert json.loads(described(jobs[0], Options(device="cuda")))["device"] == "cuda"
+
+
+def test_one_device_of_a_cluster_cannot_be_named(call):
+    code, out, err = call(*SWEEP, "auto", "--device", "cuda:1")
+    assert (code, out) == (2, "")
+    assert err.startswith("classgrad: --device 'cuda:1' with --ray: give cpu, or cuda for one of")

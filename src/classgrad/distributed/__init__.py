@@ -5,6 +5,7 @@ Nothing outside this package uses torch.distributed.
 
 import os
 
+import torch
 from torch import distributed
 
 from classgrad.distributed.world import Cut, Lost, World
@@ -20,8 +21,11 @@ def world() -> World:
     return _here
 
 
-def join() -> World:
-    """Find the other processes that torchrun has started with this one, if there are any."""
+def join(*, graphics: bool = False) -> World:
+    """Find the other processes that torchrun has started with this one, if there are any.
+
+    With `graphics` what is on such devices goes from one to another by nccl, the rest by gloo.
+    """
     global _here
     if _here.size > 1 or number_of("WORLD_SIZE", 1) == 1:
         return _here
@@ -30,7 +34,8 @@ def join() -> World:
         # What processes wrote that torchrun has started again since must not be read.
         start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = distributed.PrefixStore(f"start {start}", store)
-        distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        ways = "cpu:gloo,cuda:nccl" if graphics and torch.cuda.is_available() else "gloo"
+        distributed.init_process_group(ways, store=store, rank=rank, world_size=size)
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"the other processes of this run cannot be reached: {shown(error)}; start all of them "

@@ -23,7 +23,7 @@ from classgrad.errors import UserError
 T = TypeVar("T")
 
 PATIENCE = timedelta(seconds=3)  # for the first process to say what is wrong
-NETWORK = ("onnection", "imed out", "roken pipe")  # in messages of errors of the network
+NETWORK = ("onnection", "imed out", "roken pipe", "NCCL")  # in messages of errors of the network
 
 
 class Lost(UserError):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from classgrad.errors import UserError, shown
+from classgrad.experiments.pool import Options
 from classgrad.records import versions
 
 REACH = 5.0  # seconds to get a connection
@@ -31,7 +32,7 @@ def refuse_missing() -> None:
 
 
 @contextmanager
-def connected(address: str, threads: int) -> Iterator[int]:
+def connected(address: str, options: Options) -> Iterator[int]:
     """Be connected to a cluster while the block runs; yield how many runs it has room for.
 
     `auto` is the cluster of RAY_ADDRESS or one of this machine, else a new one of this machine
@@ -43,8 +44,8 @@ def connected(address: str, threads: int) -> Iterator[int]:
     import ray
 
     try:
-        _connect(address, threads)
-        yield room(threads)
+        _connect(address, options.threads or 1)
+        yield room(options.resources())
     finally:
         ray.shutdown()
 
@@ -96,27 +97,29 @@ def refusal(address: str, error: Exception) -> UserError:
     )
 
 
-def machines(threads: int) -> list[dict[str, Any]]:
-    """Return the machines that can take a run, as Ray describes them."""
+def room(needed: dict[str, int]) -> int:
+    """Return how many runs that need this of a machine the cluster has room for at once."""
     import ray
 
-    return [
-        node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= threads
-    ]
-
-
-def room(threads: int) -> int:
-    """Return how many runs the cluster has room for at once."""
-    found = sum(int(node["Resources"]["CPU"] // threads) for node in machines(threads))
+    found = sum(runs_on(node, needed) for node in ray.nodes())
     if not found:
-        raise UserError(f"no machine of the cluster has {threads} CPUs for a run: lower --threads")
+        wanted = " and ".join(f"{n} {name}{'s' * (n > 1)}" for name, n in needed.items())
+        remedy = "lower --threads" + (" or leave out --device" if "GPU" in needed else "")
+        raise UserError(f"no machine of the cluster has {wanted} for a run: {remedy}")
     return found
 
 
-def refuse_differences(threads: int, out: Path | None) -> None:
+def runs_on(node: dict[str, Any], needed: dict[str, int]) -> int:
+    """Return how many runs a machine, as Ray describes it, has room for."""
+    if not node["Alive"]:
+        return 0
+    return min(int(node["Resources"].get(name, 0) // count) for name, count in needed.items())
+
+
+def refuse_differences(options: Options, out: Path | None) -> None:
     """Refuse machines with other versions, and those that do not see the folder for the results."""
     with token(out) as path:
-        found = ask_machines(threads, None if path is None else str(path))
+        found = ask_machines(options.resources(), None if path is None else str(path))
     here = versions()
     for name, answer in found.items():
         if "missing" in answer:
@@ -160,7 +163,7 @@ def name_of(node: dict[str, Any]) -> str:
     return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node['NodeID'][:6]})"
 
 
-def ask_machines(threads: int, path: str | None) -> dict[str, dict[str, Any]]:
+def ask_machines(needed: dict[str, int], path: str | None) -> dict[str, dict[str, Any]]:
     """Return what a process on each machine finds there, by the machine's name."""
     import ray
     from ray.exceptions import RayError
@@ -168,7 +171,9 @@ def ask_machines(threads: int, path: str | None) -> dict[str, dict[str, Any]]:
 
     found, answers = {}, {}
     look: Any = ray.remote(num_cpus=0, max_retries=0)(question())
-    for node in machines(threads):
+    for node in ray.nodes():
+        if not runs_on(node, needed):
+            continue
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         answers[name_of(node)] = look.options(scheduling_strategy=there).remote(path)
     for name, answer in answers.items():

@@ -69,7 +69,10 @@ class Tasks(Pool[Task]):
         super().__init__(statuses, options, show)
         self.mailbox = new_mailbox()
         # A process for each run, as without a cluster: its memory ends with it.
-        self.remote = ray.remote(num_cpus=options.threads or 1, max_retries=0, max_calls=1)(attempt)
+        needed = options.resources()
+        self.remote = ray.remote(
+            num_cpus=needed["CPU"], num_gpus=needed.get("GPU", 0), max_retries=0, max_calls=1
+        )(attempt)
         self.until: float | None = None  # when states should be saved
 
     def start(self, status: Status) -> None:

@@ -20,12 +20,21 @@ TICK = 0.2  # seconds
 
 @dataclass(frozen=True)
 class Options:
-    """How jobs are run: how many at once, with how many threads each (None: as torch likes)."""
+    """How jobs are run: how many at once, with how many threads each (None: as torch likes).
+
+    And on which device: on a cluster a run on cuda has one to itself.
+    """
 
     count: int = 1
     threads: int | None = None
     data_dir: Path | None = None
     save_minutes: float = 5.0
+    device: str = "cpu"
+
+    def resources(self) -> dict[str, int]:
+        """Return what a run needs of a machine of a cluster, in Ray's words."""
+        graphics = {"GPU": 1} if self.device.startswith("cuda") else {}
+        return {"CPU": self.threads or 1, **graphics}
 
 
 class Running(Protocol):
@@ -122,6 +131,7 @@ def described(job: Job, options: Options, *, locked: bool = False) -> bytes:
         "data_dir": None if options.data_dir is None else str(options.data_dir),
         "save_minutes": options.save_minutes,
         "threads": options.threads,
+        "device": options.device,
         "locked": locked,
     }
     return json.dumps(values).encode()

@@ -64,7 +64,8 @@ def learn(job: dict[str, Any], send: Send) -> RunRecord:
     """Learn what is not learnt yet; return the record."""
     plan = Plan.from_dict(job["plan"])
     with workplace(job) as (folder, keeper):
-        run = Run(plan, load_stream(plan, job["data_dir"]), folder, keeper)
+        stream = load_stream(plan, job["data_dir"])
+        run = Run(plan, stream, folder, keeper, device=job["device"])
         with keeper.listening():
             return go_on(
                 run,

@@ -11,7 +11,6 @@ from torch import nn
 from classgrad.checkpoints.errors import understood
 from classgrad.checkpoints.keeper import FOLDER, Keeper
 from classgrad.checkpoints.store import Loaded, Store
-from classgrad.devices import moved
 from classgrad.errors import UserError, unknown
 from classgrad.learning.learnt import LearntTask
 from classgrad.learning.predicting import KINDS
@@ -96,8 +95,7 @@ def put_back(learner: "Learner", state: dict[str, Any]) -> None:
 def put_in(learner: "Learner", memory: dict[str, Any], values: dict[str, Any]) -> None:
     """Give a learner what its method keeps, and its weights."""
     # The method first: it gives layers their sizes.
-    device = torch.device("cpu") if learner.method.on_cpu else learner.device
-    learner.method.load_state_dict(moved(memory, device), learner.net)
+    learner.method.take_up(memory, learner.net)
     refuse_other_layers(learner.net, values)
     learner.net.load_state_dict(values)
 

@@ -15,7 +15,7 @@ def herd(features: Tensor, count: int) -> Tensor:
     >>> herd(torch.tensor([[0.0], [4.0], [5.0], [11.0]]), 3)  # mean 5; then (5 + 4) / 2, ...
     tensor([2, 1, 3])
     """
-    features = features.double()
+    features = features.cpu().double()  # which not every device has
     mean, lengths = features.mean(0), features.square().sum(1)
     rest = torch.zeros_like(mean)  # k μ - Σ_{j<k} φ(p_j): what the k-th would have to be
     free = torch.zeros_like(lengths)  # minus infinity once chosen

@@ -135,7 +135,7 @@ class Reservoir(ReplayMemory):
         """Continue from a state."""
         super().load_state_dict(state["parts"])
         self.seen = state["seen"]
-        self.places = {int(task): places for task, places in state["places"].items()}
+        self.places = {int(task): places.cpu() for task, places in state["places"].items()}
 
 
 class EqualShares(ReplayMemory):
@@ -166,7 +166,7 @@ def balanced_order(labels: Tensor, generator: torch.Generator) -> Tensor:
     [2, 2]
     """
     shuffled = torch.randperm(len(labels), generator=generator)
-    of_class = labels[shuffled]
+    of_class = labels.cpu()[shuffled]
     counts = torch.bincount(of_class)
     starts = counts.cumsum(0) - counts
     by_class = of_class.argsort(stable=True)

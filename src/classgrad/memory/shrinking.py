@@ -56,7 +56,7 @@ def means_of_whole(x: Tensor, groups: int, cut: Cut) -> Tensor:
     parts = torch.arange(cut.whole).tensor_split(groups)
     sizes = torch.tensor([len(part) for part in parts])
     group = torch.arange(groups).repeat_interleave(sizes)[cut.start : cut.stop]
-    sums = x.new_zeros(groups, *x.shape[1:]).index_add(0, group, x)
+    sums = x.new_zeros(groups, *x.shape[1:]).index_add(0, group.to(x.device), x)
     return world().sum(sums) / sizes.to(x).view(-1, *[1] * (x.dim() - 1))
 
 

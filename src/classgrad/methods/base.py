@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from classgrad.checkpoints.sharing import from_first
+from classgrad.devices import moved
 from classgrad.distributed import world
 from classgrad.memory.budget import Held
 from classgrad.networks.network import Network
@@ -158,12 +159,17 @@ class Method(Settings):
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
         """Continue from a state; its tensors are where the network is, or `on_cpu`."""
 
+    def take_up(self, state: dict[str, Any], net: Network) -> None:
+        """Continue from a state that was kept, wherever its tensors are."""
+        device = torch.device("cpu") if self.on_cpu else next(net.parameters()).device
+        self.load_state_dict(moved(state, device), net)
+
     def level(self, net: Network) -> None:
         """Take over what the first of several processes has, so that rounding cannot part them."""
         if world().size > 1:
             state = from_first(self.state_dict())
             if not world().first:
-                self.load_state_dict(state, net)
+                self.take_up(state, net)
 
 
 def _nbytes(value: Any) -> int:

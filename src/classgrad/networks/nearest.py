@@ -22,7 +22,8 @@ class NearestMeans(Network):
         self, trunk: nn.Module, embedding: int, *, seed: int = 1, shared_head: bool = False
     ) -> None:
         super().__init__(trunk, embedding, seed=seed, shared_head=shared_head)
-        self.register_buffer("means_known", torch.tensor(0))
+        device = next(trunk.parameters()).device
+        self.register_buffer("means_known", torch.tensor(0, device=device))
 
     @classmethod
     def of(cls, net: Network) -> Self:
