@@ -5,7 +5,7 @@
 # make setup  set up only: a virtual environment in .venv
 # make format put the code in the house format
 # make bench  measure speed and memory beside slow references: 5 minutes, on a quiet machine
-# make scaling measure how cost grows, and fill docs/scaling.md: 4 minutes, on a quiet machine
+# make scaling measure how cost grows, and fill docs/scaling.md: 7 minutes, on a quiet machine
 # make tables learn the embedded stream with every method and three seeds, and fill the docs' tables
 
 PYTHON ?= python3
@@ -41,6 +41,7 @@ bench: setup
 
 scaling: setup
 	$(BIN)/python -m benchmarks.scaling
+	$(BIN)/python -m benchmarks.traffic
 
 tables: setup
 	rm -rf results/permuted-digits

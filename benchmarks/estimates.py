@@ -64,11 +64,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class Network:
-    """Layers to protect, and the forward operations per image of products without weights."""
+    """Layers to protect, and the forward operations per image of products without weights.
+
+    `norms` has the channels of every BatchNorm layer.
+    """
 
     name: str
     layers: list[Layer]
     weightless: int = 0
+    norms: tuple[int, ...] = ()
 
     def total(self, count: Callable[[Layer], int]) -> int:
         """Return the sum of a count over all layers."""
@@ -84,8 +88,18 @@ class Network:
 
 
 def vit_b16() -> Network:
-    """ViT-B/16 on 224 x 224 pixels, without its head: 196 patches and a class token."""
-    patches, tokens, width, blocks = 196, 197, 768, 12
+    """ViT-B/16 on 224 x 224 pixels, without its head."""
+    return vit("ViT-B/16", 768, 12)
+
+
+def vit_l16() -> Network:
+    """ViT-L/16, likewise."""
+    return vit("ViT-L/16", 1024, 24)
+
+
+def vit(name: str, width: int, blocks: int) -> Network:
+    """A vision transformer on 196 patches and a class token."""
+    patches, tokens = 196, 197
     layers = [
         Layer("patches", width, 3 * 16 * 16, patches, linear=False),
         Layer("qkv", 3 * width, width, tokens, linear=True, count=blocks),
@@ -94,7 +108,7 @@ def vit_b16() -> Network:
         Layer("mlp out", width, 4 * width, tokens, linear=True, count=blocks),
     ]
     # Queries with keys, and what that gives with values.
-    return Network("ViT-B/16", layers, weightless=blocks * 2 * 2 * tokens**2 * width)
+    return Network(name, layers, weightless=blocks * 2 * 2 * tokens**2 * width)
 
 
 def resnet50() -> Network:
@@ -113,7 +127,8 @@ def resnet50() -> Network:
             Layer(f"{name} 1x1 out", wide, width, side**2, linear=False, count=blocks),
         ]
         channels, before = wide, side
-    return Network("ResNet-50", layers)
+    norms = tuple(layer.outputs for layer in layers for _ in range(layer.count))
+    return Network("ResNet-50", layers, norms=norms)
 
 
 def paper() -> dict[str, Any]:

@@ -3,13 +3,19 @@
 The page marks the place of a table with `<!-- scaling: NAME -->` and `<!-- end -->`.
 """
 
+import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from benchmarks.devices import model
 from benchmarks.rows import readable
-from classgrad.errors import unknown
+from classgrad.errors import UserError, unknown
 
+RESULTS = Path(__file__).parent / "scaling.json"
+TRAFFIC = Path(__file__).parent / "traffic.json"
+PAGE = Path(__file__).parent.parent / "docs" / "scaling.md"
 TABLE = re.compile(r"(<!-- scaling: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -55,19 +61,37 @@ LAYERS = [
     Column("projection by rows, %", "by_rows_share", 100),
     Column("on the gradient, %", "on_gradient_share", 100),
 ]
+MACHINE = [
+    Column("processor", "cpu"),
+    Column("cores", "cores"),
+    Column("threads", "threads"),
+    Column("load before", "load"),
+    Column("torch", "torch"),
+    Column("measured", "date"),
+]
+UPDATES = [
+    Column("processes", "ranks"),
+    Column("samples of a class", "samples"),
+    Column("base update, s", "update_seconds"),
+    Column("given to sums, MB", "update_bytes", 1e-6),
+    Column("on the wire per process, MB", "update_wire_bytes", 1e-6),
+]
+STEPS = [
+    Column("network", "network"),
+    Column("devices", "devices"),
+    Column("forward and backward, ms", "compute_seconds", 1e3),
+    Column("projection, ms", "projection_seconds", 1e3),
+    Column("BatchNorm sums, ms", "norm_seconds", 1e3),
+    Column("gradient sums, ms", "gradient_seconds", 1e3),
+    Column("sent by each, MB", "wire_bytes", 1e-6),
+    Column("images per second, hidden", "best_images_per_second"),
+    Column("not hidden", "worst_images_per_second"),
+    Column("share of N times one, hidden, %", "best_efficiency", 100),
+    Column("share, not hidden, %", "worst_efficiency", 100),
+]
 # For each name where its rows are, by keys one inside the other, and its columns.
 TABLES: dict[str, tuple[str, list[Column]]] = {
-    "machine": (
-        "machine",
-        [
-            Column("processor", "cpu"),
-            Column("cores", "cores"),
-            Column("threads", "threads"),
-            Column("load before", "load"),
-            Column("torch", "torch"),
-            Column("measured", "date"),
-        ],
-    ),
+    "machine": ("machine", MACHINE),
     "classes": (
         "classes",
         [
@@ -137,17 +161,45 @@ TABLES: dict[str, tuple[str, list[Column]]] = {
             Column("bases of one class, TFlop", "class_flops", 1e-12),
         ],
     ),
+    "traffic-machine": ("traffic.machine", MACHINE),
+    "traffic": (
+        "traffic.ranks",
+        [
+            Column("processes", "ranks"),
+            Column("step, ms", "step_seconds", 1e3),
+            Column("images per second", "images_per_second"),
+            Column("each by itself", "apart_images_per_second"),
+            Column("given to sums, MB", "step_bytes", 1e-6),
+            Column("of it gradients, MB", "gradient_bytes", 1e-6),
+            Column("on the wire per process, MB", "step_wire_bytes", 1e-6),
+        ],
+    ),
+    "traffic-updates": ("traffic.ranks", UPDATES),
+    "traffic-samples": ("traffic.samples", UPDATES),
+    "devices": ("model.steps", STEPS),
+    "devices-updates": (
+        "model.updates",
+        [
+            Column("network", "network"),
+            Column("devices", "devices"),
+            Column("sent by each, MB", "wire_bytes", 1e-6),
+            Column("sums, s", "sum_seconds"),
+            Column("products of inputs, s", "product_seconds"),
+            Column("the rest, s", "basis_seconds"),
+        ],
+    ),
 }
 
 
 def rows_of(found: dict[str, Any], place: str) -> list[dict[str, Any]]:
     """Return the rows of a table."""
-    if place == "machine":
-        return [{**found["machine"], "date": found["date"], "torch": found["versions"]["torch"]}]
     rows: Any = found
-    for key in place.split("."):
+    *within, last = place.split(".")
+    for key in within:
         rows = rows[key]
-    return list(rows)
+    if last == "machine":
+        return [{**rows["machine"], "date": rows["date"], "torch": rows["versions"]["torch"]}]
+    return list(rows[last])
 
 
 def table(found: dict[str, Any], name: str) -> str:
@@ -163,3 +215,21 @@ def table(found: dict[str, Any], name: str) -> str:
 def filled(page: str, found: dict[str, Any]) -> str:
     """Return the page with every marked table made anew."""
     return TABLE.sub(lambda match: match[1] + table(found, match[2]) + match[3], page)
+
+
+def known(path: Path) -> dict[str, Any]:
+    """Return what was measured before."""
+    if not path.exists():
+        raise UserError(f"{path} is not there: measure first")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def everything() -> dict[str, Any]:
+    """Return all that the page shows."""
+    return {**known(RESULTS), "traffic": known(TRAFFIC), "model": model()}
+
+
+def fill() -> None:
+    """Fill the tables of the page."""
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), everything()), encoding="utf-8")

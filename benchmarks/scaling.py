@@ -4,25 +4,22 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
 
+from benchmarks import pages
 from benchmarks.batches import measure_batches
 from benchmarks.charts import draw
 from benchmarks.estimates import paper
 from benchmarks.machine import facts
-from benchmarks.pages import filled
 from benchmarks.simulated import measure_classes, measure_widths
 from benchmarks.timing import Bench
 from classgrad.cli import fail
 from classgrad.errors import UserError
 
-RESULTS = Path(__file__).parent / "scaling.json"
-PAGE = Path(__file__).parent.parent / "docs" / "scaling.md"
 STUDIES: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {
     "classes": measure_classes,
     "widths": measure_widths,
@@ -42,21 +39,13 @@ def study(
 ) -> None:
     """Measure how cost grows with classes, widths and batches; write scaling.json and the page."""
     console = Console()
-    found = known() if redraw else measured(threads, console)
+    found = pages.known(pages.RESULTS) if redraw else measured(threads, console)
     found["paper"] = paper()
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    figures = draw(found, PAGE.parent / "figures")
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
-    for path in (RESULTS, *figures, PAGE):
+    pages.RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    figures = draw(found, pages.PAGE.parent / "figures")
+    pages.fill()
+    for path in (pages.RESULTS, *figures, pages.PAGE):
         console.print(f"written   {path}", soft_wrap=True)
-
-
-def known() -> dict[str, Any]:
-    """Return what was measured before."""
-    if not RESULTS.exists():
-        raise UserError(f"{RESULTS} is not there: measure first, without --redraw")
-    found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
-    return found
 
 
 def measured(threads: int, console: Console) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What training on several processes sends and takes: `python -m benchmarks.traffic`.
 
-Every process trains the same network on made-up images, first alone, then with others, all on this
-machine; so the speed says something only where each process has cores of its own.
+Processes train a network on made-up images, together and, for comparison, each by itself on batches
+as large as its part: what the cores of this machine can do at best when so many are busy.
 """
 
 import json
@@ -14,96 +14,159 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.console import Console
 
+from benchmarks.machine import facts
+from benchmarks.pages import PAGE, TRAFFIC, fill
 from classgrad import distributed
+from classgrad.cli import fail
 from classgrad.distributed import world
+from classgrad.errors import UserError
 from classgrad.plan import make_plan
 from classgrad.runs import Run
 from classgrad.tasks import Split, Task, TaskStream
 
-CLASSES = 10
-HEAD = "processes   ms/step  samples/s   kB/step  base update: s      MB"
+CLASSES, BATCH = 10, 64
+PER_CLASS = 130  # images to learn from: 20 batches, and enough for 125 samples
+RANKS = (1, 2, 3, 4)
+SAMPLES = (20, 125)  # of a class, behind its bases
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def stream(per_class: int) -> TaskStream:
+@app.command(epilog="Example: python -m benchmarks.traffic --network lenet5")
+def study(
+    network: Annotated[str, typer.Option(help="A network of the table.")] = "alexnet5",
+    work: Annotated[str, typer.Option(hidden=True)] = "",
+) -> None:
+    """Measure bytes and time per step and per base update; write traffic.json and the page."""
+    if work:
+        worker(network, *map(int, work.split(",")))
+        return
+    console = Console()
+    found = facts(sys.argv[1:], quick=False)
+    found["command"] = " ".join(["python -m benchmarks.traffic", *sys.argv[1:]])
+    found["machine"]["threads"] = 1  # of each process
+    found["network"], found["ranks"] = network, []
+    for ranks in RANKS:
+        row = measured(ranks, network, SAMPLES[-1])
+        row["apart_images_per_second"] = apart(ranks, network)
+        found["ranks"].append(row)
+        console.print(f"{ranks} processes", end=" ")
+    found["samples"] = [measured(2, network, SAMPLES[0]), found["ranks"][1]]
+    console.print()
+    TRAFFIC.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    fill()
+    for path in (TRAFFIC, PAGE):
+        console.print(f"written   {path}", soft_wrap=True)
+
+
+def measured(ranks: int, network: str, samples: int) -> dict[str, Any]:
+    """Start so many processes, and return what the first has measured."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return ended(started([*launch, *words(network, samples, BATCH)]))
+
+
+def apart(count: int, network: str) -> float:
+    """Return the images per second of so many processes that know nothing of each other."""
+    commands = [words(network, SAMPLES[0], BATCH // count)] * count
+    found = [ended(one) for one in [started(command) for command in commands]]
+    return sum(float(one["images_per_second"]) for one in found)
+
+
+def words(network: str, samples: int, batch: int) -> list[str]:
+    """Return how this file is called to be one of several processes."""
+    return ["-m", "benchmarks.traffic", "--network", network, "--work", f"{samples},{batch}"]
+
+
+def started(command: list[str]) -> "subprocess.Popen[bytes]":
+    """Start Python with one thread."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, *command], env=environment, stdout=subprocess.PIPE)
+
+
+def ended(process: "subprocess.Popen[bytes]") -> dict[str, Any]:
+    """Wait for a process, and return what it has measured."""
+    out, _ = process.communicate()
+    if process.returncode:
+        raise UserError("a process did not end well: what it said is above")
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def worker(network: str, samples: int, batch: int) -> None:
+    """Train one task as one of the processes; the first prints what was measured."""
+    distributed.join()
+    data = stream()
+    values = {"epochs": 1, "batch_size": batch, "samples": samples, "correct_only": False}
+    run = Run(make_plan(data, "cgp", network=network, values=values), data)
+    marks: list[Mark] = []
+
+    def mark(at: Any = None) -> None:
+        marks.append((time.perf_counter(), world().sent, on_loopback()))
+
+    run.observer = mark
+    run.method.fit_task(run.net, data[0], run.fits(1))
+    training = difference(marks[1], marks[-1])  # the first step makes room for everything
+    steps = len(marks) - 2
+    mark()
+    run.method.end_task(run.net, data[0], torch.Generator().manual_seed(0))
+    mark()
+    if world().first:
+        seconds, sent, wire = (value / steps for value in training)
+        found = {
+            "ranks": world().size,
+            "samples": samples,
+            "step_seconds": seconds,
+            "images_per_second": batch / seconds,
+            "step_bytes": sent,
+            "step_wire_bytes": wire / world().size,
+            "gradient_bytes": gradient_bytes(run) if world().size > 1 else 0,
+        }
+        seconds, sent, wire = difference(marks[-2], marks[-1])
+        found |= {
+            "update_seconds": seconds,
+            "update_bytes": sent,
+            "update_wire_bytes": wire / world().size,
+        }
+        print(json.dumps(found))
+    distributed.leave()
+
+
+Mark = tuple[float, int, int]  # time, bytes this process gave to others, bytes on the loopback
+
+
+def difference(one: Mark, other: Mark) -> Mark:
+    """Return what came between two marks."""
+    return other[0] - one[0], other[1] - one[1], other[2] - one[2]
+
+
+def gradient_bytes(run: Run) -> int:
+    """Return the size of the gradients of a step in the first task."""
+    return sum(p.grad.nbytes for p in run.net.parameters() if p.grad is not None)
+
+
+def on_loopback() -> int:
+    """Return how many bytes all processes of this machine have sent to each other; Linux counts."""
+    for line in Path("/proc/net/dev").read_text(encoding="utf-8").splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == "lo":
+            return int(counts.split()[8])
+    raise UserError("this machine does not count what goes over its loopback")
+
+
+def stream() -> TaskStream:
     """Return one task of random images, as large as those of CIFAR."""
     chance = torch.Generator().manual_seed(0)
-    labels = torch.arange(CLASSES).repeat(per_class)
+    labels = torch.arange(CLASSES).repeat(PER_CLASS)
     images = torch.randint(256, (len(labels), 3, 32, 32), generator=chance, dtype=torch.uint8)
     part = Split(images, labels)
     names = tuple(str(label) for label in range(CLASSES))
     return TaskStream("random", [Task(0, "random", names, part, part)], [part])
 
 
-def worker(network: str, per_class: int, samples: int) -> None:
-    """Train one task as one of the processes; the first prints what was measured."""
-    distributed.join()
-    data = stream(per_class)
-    values = {"epochs": 1, "batch_size": 64, "samples": samples, "correct_only": False}
-    run = Run(make_plan(data, "cgp", network=network, values=values), data)
-    marks: list[tuple[float, int]] = []
-
-    def mark(at: Any = None) -> None:
-        marks.append((time.perf_counter(), world().sent))
-
-    run.observer = mark
-    run.method.fit_task(run.net, data[0], run.fits(1))
-    steps, (start, sent) = len(marks) - 2, marks[1]  # the first step makes room for everything
-    seconds, per_step = (marks[-1][0] - start) / steps, (marks[-1][1] - sent) / steps
-    mark()
-    run.method.end_task(run.net, data[0], torch.Generator().manual_seed(0))
-    mark()
-    if world().first:
-        found = {
-            "processes": world().size,
-            "seconds_step": seconds,
-            "samples_second": 64 / seconds,
-            "bytes_step": per_step,
-            "seconds_update": marks[-1][0] - marks[-2][0],
-            "bytes_update": marks[-1][1] - marks[-2][1],
-        }
-        print(json.dumps(found))
-    distributed.leave()
-
-
-def measured(processes: int, words: list[str]) -> dict[str, Any]:
-    """Start so many processes, and return what the first has measured."""
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command = [sys.executable, *launch, "-m", "benchmarks.traffic", *words]
-    done = subprocess.run(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, check=True
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def main(
-    processes: Annotated[str, typer.Option(help="Numbers of processes, with commas.")] = "1,2",
-    network: Annotated[str, typer.Option(help="A network of the table.")] = "alexnet5",
-    quick: Annotated[bool, typer.Option("--quick", help="A small network and few steps.")] = False,
-    out: Annotated[Path | None, typer.Option(help="A file for the figures, as JSON.")] = None,
-    work: Annotated[str, typer.Option(hidden=True)] = "",
-) -> None:
-    """Measure bytes and time per step and per base update, against the number of processes."""
-    if work:
-        per_class, samples = (int(word) for word in work.split(","))
-        worker(network, per_class, samples)
-        return
-    network, work = ("lenet5", "50,20") if quick else (network, "400,125")
-    rows = []
-    print(HEAD, flush=True)
-    for number in processes.split(","):
-        row = measured(int(number), ["--network", network, "--work", work])
-        rows.append(row)
-        print(
-            f"{row['processes']:>9} {1000 * row['seconds_step']:>9.1f} "
-            f"{row['samples_second']:>10.0f} {row['bytes_step'] / 1e3:>9.1f} "
-            f"{row['seconds_update']:>15.2f} {row['bytes_update'] / 1e6:>7.2f}",
-            flush=True,
-        )
-    if out is not None:
-        out.write_text(json.dumps({"network": network, "rows": rows}, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        app(prog_name="python -m benchmarks.traffic")
+    except UserError as error:
+        fail(str(error))

@@ -2,7 +2,17 @@
 
 import pytest
 
-from benchmarks.estimates import Layer, Network, layer_rows, memory_row, paper, resnet50, vit_b16
+from benchmarks import devices
+from benchmarks.estimates import (
+    Layer,
+    Network,
+    layer_rows,
+    memory_row,
+    paper,
+    resnet50,
+    vit_b16,
+    vit_l16,
+)
 
 
 def test_counts_of_one_layer_are_those_by_hand():
@@ -42,10 +52,48 @@ def test_a_network_is_the_sum_of_its_layers():
 
 @pytest.mark.parametrize(
     ("network", "products", "weights"),
-    [(vit_b16(), 17.56e9, 85_524_480), (resnet50(), 4.087e9, 23_454_912)],
+    [
+        (vit_b16(), 17.56e9, 85_524_480),
+        (vit_l16(), 61.55e9, 302_776_320),
+        (resnet50(), 4.087e9, 23_454_912),
+    ],
 )
 def test_networks_have_the_operations_and_weights_that_are_known_of_them(
     network, products, weights
 ):
     assert network.training(1) / 6 == pytest.approx(products, rel=1e-3)
     assert memory_row(network)["weight_bytes"] == 4 * weights
+
+
+def test_a_step_on_many_devices_is_that_by_hand():
+    layer = Layer("one", outputs=1000, dimension=2000, positions=3, linear=False)
+    network = Network("small", [layer], norms=(7,))
+    row = devices.step_row(network, 64)
+    compute = 6 * 64 * 3 * 1000 * 2000 / (0.4 * 312e12)
+    projection = 4 * 1000 * 2000 * 1000 / (0.4 * 156e12)
+    gradients = 2 * 63 / 64 * 8e6 / 25e9 + 2 * 6 * 10e-6  # one bucket, over six rounds of a tree
+    norms = 2 * 63 / 64 * 8 * (15 + 14) / 25e9 + 2 * (2 * 6 * 10e-6)
+    assert row["compute_seconds"] == pytest.approx(compute)
+    assert row["projection_seconds"] == pytest.approx(projection)
+    assert row["gradient_seconds"] == pytest.approx(gradients)
+    assert row["norm_seconds"] == pytest.approx(norms)
+    step = compute + projection + norms + gradients
+    assert row["worst_images_per_second"] == pytest.approx(64 * 64 / step)
+    hidden = step - min(gradients, compute * 2 / 3)
+    assert row["best_images_per_second"] == pytest.approx(64 * 64 / hidden)
+    assert row["best_efficiency"] == pytest.approx((compute + projection) / hidden)
+    alone = devices.step_row(network, 1)
+    assert alone["worst_efficiency"] == alone["best_efficiency"] == 1
+    assert alone["wire_bytes"] == alone["gradient_seconds"] == alone["norm_seconds"] == 0
+
+
+def test_a_base_update_of_many_devices_is_that_by_hand():
+    layer = Layer("one", outputs=10, dimension=8, positions=3, linear=True)
+    row = devices.update_row(Network("small", [layer]), 64)
+    sent = 10 * 9 / 16 * 8 * 64 + 8 * 8 * 4
+    assert row["wire_bytes"] == sent
+    assert row["sum_seconds"] == pytest.approx(sent / (25e9 / 8))
+    products = 10 * 2 * 375 * 64
+    assert row["product_seconds"] == pytest.approx(products / 1e12 / 8)  # machines
+    assert row["basis_seconds"] == pytest.approx((10 * layer.bases() - products) / 1e12)
+    assert devices.update_row(Network("small", [layer]), 1)["wire_bytes"] == 0

@@ -7,14 +7,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks import scaling
+from benchmarks import pages, scaling, traffic
 from benchmarks.charts import CHARTS
+from benchmarks.devices import model
 from benchmarks.estimates import paper
 from benchmarks.pages import filled
 from benchmarks.rows import readable
 
-FOUND = json.loads(scaling.RESULTS.read_text())
-PAGE = scaling.PAGE.read_text()
+FOUND = pages.everything()
+PAGE = pages.PAGE.read_text()
 
 
 def tables(page: str) -> dict[str, list[dict[str, str]]]:
@@ -50,17 +51,64 @@ def test_every_number_of_the_tables_is_that_of_the_file():
         "projection by rows, %": lambda row: row["by_rows_share"] * 100,
         "on the gradient, %": lambda row: row["on_gradient_share"] * 100,
     }
+    machine = {
+        "processor": lambda found: found["machine"]["cpu"],
+        "cores": lambda found: found["machine"]["cores"],
+        "threads": lambda found: found["machine"]["threads"],
+        "load before": lambda found: found["machine"]["load"],
+        "torch": lambda found: found["versions"]["torch"],
+        "measured": lambda found: found["date"],
+    }
+    update = {
+        "processes": lambda row: row["ranks"],
+        "samples of a class": lambda row: row["samples"],
+        "base update, s": lambda row: row["update_seconds"],
+        "given to sums, MB": lambda row: row["update_bytes"] / 1e6,
+        "on the wire per process, MB": lambda row: row["update_wire_bytes"] / 1e6,
+    }
     counts = FOUND["paper"]
     expected = {
-        "machine": (
-            [FOUND["machine"]],
+        "machine": ([FOUND], machine),
+        "traffic-machine": ([FOUND["traffic"]], machine),
+        "traffic": (
+            FOUND["traffic"]["ranks"],
             {
-                "processor": lambda row: row["cpu"],
-                "cores": lambda row: row["cores"],
-                "threads": lambda row: row["threads"],
-                "load before": lambda row: row["load"],
-                "torch": lambda row: FOUND["versions"]["torch"],
-                "measured": lambda row: FOUND["date"],
+                "processes": lambda row: row["ranks"],
+                "step, ms": lambda row: row["step_seconds"] * 1000,
+                "images per second": lambda row: 64 / row["step_seconds"],
+                "each by itself": lambda row: row["apart_images_per_second"],
+                "given to sums, MB": lambda row: row["step_bytes"] / 1e6,
+                "of it gradients, MB": lambda row: row["gradient_bytes"] / 1e6,
+                "on the wire per process, MB": lambda row: row["step_wire_bytes"] / 1e6,
+            },
+        ),
+        "traffic-updates": (FOUND["traffic"]["ranks"], update),
+        "traffic-samples": (FOUND["traffic"]["samples"], update),
+        "devices": (
+            model()["steps"],
+            {
+                "network": lambda row: row["network"],
+                "devices": lambda row: row["devices"],
+                "forward and backward, ms": lambda row: row["compute_seconds"] * 1000,
+                "projection, ms": lambda row: row["projection_seconds"] * 1000,
+                "BatchNorm sums, ms": lambda row: row["norm_seconds"] * 1000,
+                "gradient sums, ms": lambda row: row["gradient_seconds"] * 1000,
+                "sent by each, MB": lambda row: row["wire_bytes"] / 1e6,
+                "images per second, hidden": lambda row: row["best_images_per_second"],
+                "not hidden": lambda row: row["worst_images_per_second"],
+                "share of N times one, hidden, %": lambda row: row["best_efficiency"] * 100,
+                "share, not hidden, %": lambda row: row["worst_efficiency"] * 100,
+            },
+        ),
+        "devices-updates": (
+            model()["updates"],
+            {
+                "network": lambda row: row["network"],
+                "devices": lambda row: row["devices"],
+                "sent by each, MB": lambda row: row["wire_bytes"] / 1e6,
+                "sums, s": lambda row: row["sum_seconds"],
+                "products of inputs, s": lambda row: row["product_seconds"],
+                "the rest, s": lambda row: row["basis_seconds"],
             },
         ),
         "classes": (
@@ -157,7 +205,7 @@ def test_counts_in_the_file_are_those_of_the_code():
 @pytest.mark.parametrize("name", CHARTS)
 def test_every_figure_is_on_the_page_and_of_the_same_run(name):
     assert f"](figures/scaling-{name}.svg)" in PAGE
-    drawing = (scaling.PAGE.parent / "figures" / f"scaling-{name}.svg").read_text()
+    drawing = (pages.PAGE.parent / "figures" / f"scaling-{name}.svg").read_text()
     assert FOUND["date"] in drawing
 
 
@@ -171,8 +219,8 @@ def study(monkeypatch, tmp_path):
     """Call the command line in another folder, with measurements that take no time."""
     for name in scaling.STUDIES:
         monkeypatch.setitem(scaling.STUDIES, name, lambda bench, name=name: FOUND[name])
-    monkeypatch.setattr(scaling, "RESULTS", tmp_path / "scaling.json")
-    monkeypatch.setattr(scaling, "PAGE", tmp_path / "scaling.md")
+    monkeypatch.setattr(pages, "RESULTS", tmp_path / "scaling.json")
+    monkeypatch.setattr(pages, "PAGE", tmp_path / "scaling.md")
     (tmp_path / "scaling.md").write_text("<!-- scaling: batches -->\nold\n<!-- end -->\n")
     threads = torch.get_num_threads()
     yield lambda *words: CliRunner().invoke(scaling.app, words)
@@ -192,7 +240,7 @@ def test_a_study_writes_its_file_its_figures_and_its_page(study, tmp_path):
 
 def test_drawing_anew_measures_nothing(study, tmp_path, monkeypatch):
     with pytest.raises(scaling.UserError, match=r"scaling\.json is not there: measure first"):
-        scaling.known()
+        pages.everything()
     assert study("--threads", "1").exit_code == 0
     before = (tmp_path / "scaling.json").read_text()
     drawn = {path: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
@@ -205,3 +253,36 @@ def test_drawing_anew_measures_nothing(study, tmp_path, monkeypatch):
 def test_a_page_with_an_unknown_table_is_refused():
     with pytest.raises(scaling.UserError, match="unknown table 'batch': did you mean 'batches'"):
         filled("<!-- scaling: batch -->\n<!-- end -->", FOUND)
+
+
+def test_one_process_sends_nothing_and_has_its_times(monkeypatch, capsys):
+    monkeypatch.setattr(traffic, "PER_CLASS", 13)
+    traffic.worker("lenet5", 2, 32)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ranks"], found["samples"], found["step_bytes"]) == (1, 2, 0)
+    assert found["step_seconds"] > 0
+    assert found["images_per_second"] == pytest.approx(32 / found["step_seconds"])
+    assert found["update_seconds"] > found["update_bytes"] == 0
+
+
+def test_the_study_of_traffic_writes_its_file_and_fills_the_page(tmp_path, monkeypatch):
+    def measured(ranks, network, samples):
+        return {"ranks": ranks, "network": network, "samples": samples}
+
+    done = []
+    monkeypatch.setattr(traffic, "TRAFFIC", tmp_path / "traffic.json")
+    monkeypatch.setattr(traffic, "fill", lambda: done.append("page"))
+    monkeypatch.setattr(traffic, "measured", measured)
+    monkeypatch.setattr(traffic, "apart", lambda count, network: 100 * count)
+    ended = CliRunner().invoke(traffic.app, ["--network", "lenet5"])
+    assert ended.exit_code == 0, ended.output
+    found = json.loads((tmp_path / "traffic.json").read_text())
+    assert [(row["ranks"], row["apart_images_per_second"]) for row in found["ranks"]] == [
+        (1, 100),
+        (2, 200),
+        (3, 300),
+        (4, 400),
+    ]
+    assert [(row["ranks"], row["samples"]) for row in found["samples"]] == [(2, 20), (2, 125)]
+    assert found["command"].startswith("python -m benchmarks.traffic")
+    assert done == ["page"]

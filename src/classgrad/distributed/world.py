@@ -139,6 +139,14 @@ class World:
         self._send(total, lambda: distributed.all_reduce(total))
         return total
 
+    def sum_in_first(self, values: Tensor) -> Tensor:
+        """Return the sum over processes in the first; what others get is worth nothing."""
+        if self.size == 1:
+            return values
+        total = values.detach().clone(memory_format=torch.contiguous_format)
+        self._send(total, lambda: distributed.reduce(total, 0))
+        return total
+
     def largest(self, values: Sequence[int]) -> list[int]:
         """Return the largest over processes of each value."""
         if self.size == 1:

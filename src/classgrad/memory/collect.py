@@ -52,7 +52,7 @@ def collect(
     class, 0. Stops as soon as every class in `classes` has enough.
 
     Several processes give batches in turn, each its own, and name `classes`; what they keep is put
-    together, as if one had seen all.
+    together in the first, as if it had seen all, and the others keep nothing.
     """
     wanted = None if classes is None else set(classes)
     training = {module: module.training for module in model.modules()}

@@ -31,10 +31,11 @@ class ClassInputs:
 
 
 def merged(classes: Sequence[ClassInputs], sites: Mapping[str, Site]) -> None:
-    """Let each process have what all have of these classes, by sums that do not name a sample.
+    """Let the first process have what all have of these classes, and the others nothing.
 
     A representation goes as C Cᵀ and a prototype as a sum, so what is sent depends on classes and
-    layers, not on how many samples are behind them.
+    layers, not on how many samples are behind them. The first process then finds the bases for all:
+    they would only take the cores from each other.
     """
     if world().size == 1:
         return
@@ -42,25 +43,26 @@ def merged(classes: Sequence[ClassInputs], sites: Mapping[str, Site]) -> None:
     counts = world().sum(_table(classes, sites, _samples_of))
     widths = world().largest([_width(classes, name) for name in sites])
     for c, in_rows, in_samples in zip(classes, rows.tolist(), counts.tolist(), strict=True):
-        own, c.representations = c.representations, {}
         for place, (name, site) in enumerate(sites.items()):
             if in_rows[place]:
-                part = own.get(name, Representation(site.dimension))
+                part = c.representations.pop(name, Representation(site.dimension))
                 gram = summed_gram(part.gram())
-                c.representations[name] = Representation.of_gram(gram, in_rows[place])
+                if world().first:
+                    c.representations[name] = Representation.of_gram(gram, in_rows[place])
             if in_samples[place]:
                 nothing = torch.zeros(widths[place], dtype=torch.float64)
-                c.sums[name] = world().sum(c.sums.get(name, nothing))
-                c.counts[name] = in_samples[place]
+                total = world().sum_in_first(c.sums.pop(name, nothing))
+                if world().first:
+                    c.sums[name], c.counts[name] = total, in_samples[place]
 
 
 def summed_gram(gram: Tensor) -> Tensor:
-    """Return the sum of a symmetric matrix over processes; little more than half of it is sent."""
+    """Return the sum of a symmetric matrix in the first process; half of it is sent, and a bit."""
     total = torch.empty_like(gram)
     size = max(1, -(-len(gram) // BLOCKS))
     for start in range(0, len(gram), size):  # what is below a block is that beside it, turned
         stop = min(start + size, len(gram))
-        block = world().sum(gram[start:stop, start:])
+        block = world().sum_in_first(gram[start:stop, start:])
         total[start:stop, start:] = block
         total[start:, start:stop] = block.T
     return total

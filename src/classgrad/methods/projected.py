@@ -119,7 +119,7 @@ class Projected(Method, ABC):
                 yield task.transform(images), task.train.labels[index]
 
         self.learn(net, lambda x: net(x, task.id), shuffled, range(task.classes))
-        self.level(net)
+        self.level(net)  # of several processes only the first has seen what there is to add
 
     def learn(
         self,

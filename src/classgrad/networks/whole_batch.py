@@ -30,9 +30,8 @@ class _WholeBatch(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, running: Running, eps: float
     ) -> Tensor:
-        over = [0, *range(2, x.dim())]
         own = x.numel() // x.shape[1]
-        variance, mean = (v.double() for v in torch.var_mean(x, over, correction=0))
+        variance, mean = (v.double() for v in statistics(x))
         sums = torch.cat([own * mean, own * (variance + mean**2), mean.new_tensor([own])])
         *sums, count = world().sum(sums).split([len(mean), len(mean), 1])
         mean = sums[0] / count
@@ -47,13 +46,28 @@ class _WholeBatch(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, mean, inverse = ctx.saved_tensors
-        over, shape = [0, *range(2, x.dim())], [1, -1, *[1] * (x.dim() - 2)]
-        normal = (x - mean.view(shape)) * inverse.view(shape)
-        of_shift, of_scale = grad.sum(over), (grad * normal).sum(over)
+        _, of_scale, of_shift = torch.ops.aten.native_batch_norm_backward(
+            grad, x, scale, None, None, mean, inverse, True, 0.0, [False, True, True]
+        )
         sums = world().sum(torch.stack([of_shift, of_scale]).double()) / ctx.count
-        first, second = (part.to(x.dtype).view(shape) for part in sums)
-        of_x = (scale * inverse).view(shape) * (grad - first - normal * second)
+        first, second = sums.to(x.dtype)
+        # ∂L/∂x is a sum of g and x, each by a factor for its channel, and of a number.
+        by_grad = scale * inverse
+        by_x = -by_grad * second * inverse
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        rest = (-by_grad * first - by_x * mean).view(shape)
+        of_x = torch.addcmul(rest, x, by_x.view(shape)).addcmul_(grad, by_grad.view(shape))
         return of_x, of_scale, of_shift, None, None
+
+
+def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return variance and mean of every channel; `torch.var_mean` takes five times as long."""
+    own = x.numel() // x.shape[1]
+    mean, variance = x.new_zeros(2, x.shape[1])
+    if own == 1:
+        return variance, x.flatten()
+    torch.batch_norm(x, None, None, mean, variance, True, 1.0, 0.0, False)
+    return variance * ((own - 1) / own), mean
 
 
 def follow(running: Running, mean: Tensor, variance: Tensor) -> None:
