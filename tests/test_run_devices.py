@@ -44,6 +44,15 @@ def test_every_method_runs_on_a_device_as_on_the_cpu(name, place, monkeypatch):
     assert (record.device, expected.device) == (place, "cpu")
 
 
+def test_labels_are_drawn_for_what_is_on_a_device(monkeypatch):
+    stream = blobs(2, 2, (1, 4, 4), 12)
+    values = {**QUICK, "fisher": "sampled"}
+    plan = make_plan(stream, "ewc", network="mlp", values=values)
+    expected = Run(plan, stream).go()
+    with pretend_device(monkeypatch) as device:
+        same(Run(plan, stream, device=device).go(), expected)
+
+
 @pytest.mark.parametrize("name", ["cgp", "er", "hat", "icarl", "ogd", "pgn"])
 @pytest.mark.parametrize("first_on_cpu", [False, True])
 def test_a_run_cut_short_goes_on_on_another_device(name, first_on_cpu, monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ What is heavy is imported inside the commands.
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,7 +120,7 @@ def run(
 
     from classgrad import run_parallel
     from classgrad.checkpoints import Keeper
-    from classgrad.distributed import join
+    from classgrad.distributed import join, leave
     from classgrad.events import refuse_missing
     from classgrad.report import draw_matrices
     from classgrad.run_state import go_on, something_kept
@@ -131,7 +132,8 @@ def run(
     values = {**parse_settings(settings or []), **({"compile": True} if compiled else {})}
     seeds = parse_seeds(seed)
     groups = [make_plans(benchmark, method, network, recipe, one, values) for one in seeds]
-    run_parallel.agree([plan for plans in groups for plan in plans], device)
+    plans = [plan for plans in groups for plan in plans]
+    run_parallel.agree(plans, device=device, fresh=fresh, resume=resume)
     folders = [run_folder(out, plan) for plans in groups for plan in plans]
     if resume and fresh:
         raise UserError("--resume and --fresh contradict each other: give one of them")
@@ -152,6 +154,8 @@ def run(
             one = Run(plan, stream, folder, keeper, device=device, tensorboard=tensorboard)
             with keeper.listening(), progress_bar(console, one) as observer:
                 records.append(go_on(one, observer, fresh=fresh, tell=tell))
+                keeper.obey()
+    leave()
     if not first:
         return
     if as_json:
@@ -263,6 +267,7 @@ def show_records(console: "Console", records: "list[RunRecord]") -> None:
 def main() -> None:
     """Run the command line; what a user can put right is one line on standard error, code 2."""
     try:
+        refuse_several(sys.argv[1:])
         sys.exit(app(standalone_mode=False))
     except UserError as error:
         fail(str(error))
@@ -279,11 +284,19 @@ def main() -> None:
         fail("stopped", code=130)
 
 
+def refuse_several(words: list[str]) -> None:
+    """Refuse commands that torchrun starts several times and that would all do the same."""
+    alone = ("reproduce", "sweep", "learn", "forget", "export", "report", "data")
+    if os.environ.get("WORLD_SIZE", "1") != "1" and words[:1] and words[0] in alone:
+        raise UserError(f"only 'run' is for torchrun: start '{words[0]}' without it")
+
+
 def fail(message: str, code: int = 2) -> NoReturn:
     """Say what is wrong on one line of standard error, and leave; one of several processes does."""
-    from classgrad.distributed import world
+    from classgrad.distributed import leave, world
 
     if world().speaks():
         print(f"classgrad: {' '.join(message.split())}", file=sys.stderr, flush=True)
     world().spoken()
+    leave()  # threads that carry messages could abort the process at its end
     sys.exit(code)

@@ -39,7 +39,8 @@ def check(run: "Run") -> None:
     """Refuse a run that the processes at hand cannot train together."""
     if world().size == 1:
         return
-    world().refuse_differences({"the settings": run.plan.as_dict(), "the data": run.fingerprint})
+    settings = {"the settings": run.plan.as_dict(), "the data": run.fingerprint}
+    world().refuse_differences({**installed(), **settings})
     plan, size = run.plan, world().size
     if not plan.method.parallel:
         able = ", ".join(name for name, kind in METHODS.items() if kind.parallel)
@@ -62,9 +63,14 @@ def check(run: "Run") -> None:
             )
 
 
-def agree(plans: "list[Plan]", device: str) -> None:
+def agree(plans: "list[Plan]", **options: object) -> None:
     """Refuse processes that were started with other words, or with other versions."""
-    found = versions()
-    values = {f"the version of {name}": found[name] for name in ("python", "classgrad", "torch")}
+    words = {f"--{name}": value for name, value in options.items()}
     settings = [plan.as_dict() for plan in plans]
-    world().refuse_differences({**values, "the settings": settings, "the device": device})
+    world().refuse_differences({**installed(), "the settings": settings, **words})
+
+
+def installed() -> dict[str, str]:
+    """Return the versions that have to be the same in all processes."""
+    found = versions()
+    return {f"the version of {name}": found[name] for name in ("python", "classgrad", "torch")}

@@ -16,6 +16,8 @@ from classgrad.errors import UserError, shown
 from classgrad.evaluation import Judge, Score
 from classgrad.records import FILE_NAME, NewerRecord, RunRecord
 
+ONE_FOLDER = "give --out a folder that all of them see"
+
 if TYPE_CHECKING:
     from classgrad.loop import Observer
     from classgrad.runs import Run
@@ -41,14 +43,15 @@ def go_on(
         if fresh:
             forget(run.folder, run.keeper)
         finished = finished_record(run, tell)
-        world().refuse_differences({f"whether '{run.folder}' holds a record": bool(finished)})
+        seen = {f"whether '{run.folder}' holds a record": bool(finished)}
+        world().refuse_differences(seen, ONE_FOLDER)
         if finished:
             tell(f"{run.method.name}: finished before; --fresh learns it again")
             run.keeper.clear()  # killed right at its end, it could not do so itself
             return finished
         loaded = None if fresh else run.keeper.load()
         counter = loaded and loaded.counter
-        world().refuse_differences({f"the checkpoints they see in '{run.folder}'": counter})
+        world().refuse_differences({f"checkpoints in '{run.folder}'": counter}, ONE_FOLDER)
         if loaded:
             for warning in loaded.warnings:
                 tell(f"{warning}; going on from the one before")

@@ -64,6 +64,19 @@ def test_a_run_goes_on_with_any_number_of_processes_however_it_was_cut_short(tmp
     assert not list(tmp_path.glob("*/lock.json"))
 
 
+def test_wrong_words_are_said_once_on_a_machine_and_other_commands_are_refused(call, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        code, _, err = call("run", "--no-such-option")
+        assert (code, err.count("\n")) == (2, 1 if rank == "0" else 0)
+        code, _, err = call("sweep", "--over", "seed=1,2")
+        assert code == 2
+        assert (err == "") == (rank == "1")
+        if rank == "0":
+            assert err == "classgrad: only 'run' is for torchrun: start 'sweep' without it\n"
+
+
 def test_a_refusal_is_said_once_and_every_process_ends_with_2(tmp_path):
     words = [DRIVEN, "run", "split-digits", "--method", "gem", "--out", str(tmp_path)]
     said = processes.ended(processes.start(2, words, DRIVEN="SIGTERM 0 0"))

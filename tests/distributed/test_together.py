@@ -76,6 +76,8 @@ def test_what_cannot_be_trained_together_is_refused_by_name(several, size):
         "compile": "compile is for one process",
         "few": f"has 1 training samples for {size} processes",
         "settings": "differ in the settings",
+        "words": "differ in --fresh: start all of them with the same",
+        "one input": "saw an input that is not a finite number",
         "versions": "differ in the version of torch",
         "data": "differ in the data",
     }

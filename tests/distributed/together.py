@@ -49,13 +49,15 @@ RUNS = {
     "owm": {**NORMED},
     "owm, few": {"mean_of": 5, **LENET},
     "owm, step": {"update": "step"},
+    "cgp, released": {"contrast": 0.0, "similarity": 0.2, "rule": "official", "samples": 10},
+    "gpm, limited": {"samples": 20, "max_basis_mb": 0.01},
     "ewc": {**NORMED},
     "ewc, sampled": {"fisher": "sampled"},
     "er": {"memory": 24, **NORMED},
     "er, stored statistics": {"memory": 24, "batch_norm": True, "norm": "stored"},
     "er, few": {"memory": 24, "memory_batch": 2},
     "agem": {"memory": 24, **NORMED},
-    "hat": {},
+    "hat": {**NORMED},
     "multitask": {**NORMED},
 }
 
@@ -120,7 +122,14 @@ def refusals() -> dict[str, str]:
     def versions() -> None:
         found = {"python": "3", "classgrad": "1", "torch": "2" if other else "1"}
         with mock.patch("classgrad.run_parallel.versions", return_value=found):
-            agree([], "cpu")
+            agree([])
+
+    def not_finite() -> None:
+        run = made("gpm", **{**MANY, "samples": 100, "tasks": 1})
+        layer = next(iter(run.method.projector.sites.values())).layer
+        if other:
+            layer.register_forward_pre_hook(lambda _, given: (given[0] * torch.nan,))
+        run.method.end_task(run.net, run.stream[0], torch.Generator().manual_seed(0))
 
     cases = {
         **{
@@ -133,7 +142,9 @@ def refusals() -> dict[str, str]:
         "batch": lambda: run(blobs(1), batch_size=1),
         "compile": lambda: run(blobs(1), compile=True),
         "few": lambda: run(few),
-        "settings": lambda: agree([plan[2 if other else 1]], "cpu"),
+        "settings": lambda: agree([plan[2 if other else 1]]),
+        "words": lambda: agree([], fresh=other),
+        "one input": not_finite,
         "versions": versions,
         "data": lambda: run(blobs(1, seed=int(other))),
     }

@@ -54,6 +54,11 @@ class Keeper:
             wanted, self.asked = bool(late), asked or None
         return wanted or self.asked is not None
 
+    def obey(self) -> None:
+        """Stop, if that was asked for when several processes could not agree on it."""
+        if self._agreed(False) and self.asked is not None:
+            raise Stopped(self.asked)
+
     def save(self, state: dict[str, Any]) -> None:
         """Save a state; then stop, if that was asked for."""
         with self.patience():

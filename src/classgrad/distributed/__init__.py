@@ -4,6 +4,7 @@ Nothing outside this package uses torch.distributed.
 """
 
 import os
+from datetime import timedelta
 
 import torch
 from torch import distributed
@@ -12,6 +13,8 @@ from classgrad.distributed.world import Cut, Lost, World
 from classgrad.errors import UserError, shown
 
 __all__ = ["Cut", "Lost", "World", "join", "leave", "world"]
+
+PATIENCE = timedelta(hours=12)  # with the slowest process; one that has died is noticed at once
 
 _here = World()
 
@@ -35,7 +38,9 @@ def join(*, graphics: bool = False) -> World:
         start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = distributed.PrefixStore(f"start {start}", store)
         ways = "cpu:gloo,cuda:nccl" if graphics and torch.cuda.is_available() else "gloo"
-        distributed.init_process_group(ways, store=store, rank=rank, world_size=size)
+        distributed.init_process_group(
+            ways, store=store, rank=rank, world_size=size, timeout=PATIENCE
+        )
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"the other processes of this run cannot be reached: {shown(error)}; start all of them "

@@ -8,6 +8,7 @@ nothing here does or costs anything.
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,12 +19,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed
 
-from classgrad.errors import UserError
+from classgrad.errors import UserError, shown
 
 T = TypeVar("T")
 
 PATIENCE = timedelta(seconds=3)  # for the first process to say what is wrong
-NETWORK = ("onnection", "imed out", "roken pipe", "NCCL")  # in messages of errors of the network
+NETWORK = ("onnection", "imed out", "roken pipe")  # in messages of errors of the network
 
 
 class Lost(UserError):
@@ -126,34 +127,27 @@ class World:
         return loss if self.cut is None else loss * self.weight
 
     def most_rows(self, count: int) -> int:
-        """Return how many rows the largest part has, where this one has `count`."""
+        """Return about how many rows a part has: the same for all, where this one has `count`."""
         return count if self.cut is None else -(-self.cut.of_whole(count) // self.size)
 
     # What goes from one to another.
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over processes."""
-        if self.size == 1:
-            return values
-        total = values.detach().clone(memory_format=torch.contiguous_format)
-        self._send(total, lambda: distributed.all_reduce(total))
-        return total
+        return self._sent(values, distributed.all_reduce)
 
     def sum_in_first(self, values: Tensor) -> Tensor:
         """Return the sum over processes in the first; what others get is worth nothing."""
-        if self.size == 1:
-            return values
-        total = values.detach().clone(memory_format=torch.contiguous_format)
-        self._send(total, lambda: distributed.reduce(total, 0))
-        return total
+        return self._sent(values, lambda total: distributed.reduce(total, 0))
 
     def largest(self, values: Sequence[int]) -> list[int]:
         """Return the largest over processes of each value."""
         if self.size == 1:
             return list(values)
         found = torch.tensor(values, dtype=torch.int64)
-        self._send(found, lambda: distributed.all_reduce(found, distributed.ReduceOp.MAX))
-        return found.tolist()
+        return self._sent(
+            found, lambda most: distributed.all_reduce(most, distributed.ReduceOp.MAX)
+        ).tolist()
 
     def any(self, value: bool) -> bool:
         """Tell whether it is so in any process."""
@@ -171,11 +165,7 @@ class World:
 
     def from_first(self, values: Tensor) -> Tensor:
         """Return what the first process has; the others have values of the same shape."""
-        if self.size == 1:
-            return values
-        found = values.detach().clone(memory_format=torch.contiguous_format)
-        self._send(found, lambda: distributed.broadcast(found, 0))
-        return found
+        return self._sent(values, lambda found: distributed.broadcast(found, 0))
 
     def level(self, tensors: Iterable[Tensor]) -> None:
         """Let these hold what the first process has."""
@@ -185,13 +175,36 @@ class World:
 
     def bytes_from_first(self, content: bytes) -> bytes:
         """Return what the first process has, of any length."""
+        return self._bytes_from(0, content)
+
+    def _bytes_from(self, rank: int, content: bytes) -> bytes:
+        """Return what one process has, of any length."""
         if self.size == 1:
             return content
-        length = int(self.from_first(torch.tensor(len(content))))
+
+        def given(values: Tensor) -> Tensor:
+            return self._sent(values, lambda found: distributed.broadcast(found, rank))
+
+        length = int(given(torch.tensor(len(content))))
         found = torch.zeros(length, dtype=torch.uint8)
-        if self.first and content:
+        if self.rank == rank and content:
             found = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        return self.from_first(found).numpy().tobytes()
+        return given(found).numpy().tobytes()
+
+    @contextmanager
+    def errors_shared(self) -> Iterator[None]:
+        """Raise an error that one process finds in the block in all of them, with its words."""
+        if self.size == 1:
+            yield
+            return
+        error = None
+        try:
+            yield
+        except UserError as found:
+            error = found
+        number = self.largest([0 if error is None else self.rank + 1])[0]
+        if number:
+            raise UserError(self._bytes_from(number - 1, str(error).encode()).decode())
 
     def by_first(self, work: Callable[[], object]) -> None:
         """Let the first process do something while the others wait; an error is that of all."""
@@ -204,10 +217,15 @@ class World:
         if self.any(error is not None):
             raise error or UserError("the first process of the run cannot go on")
 
-    def _send(self, values: Tensor, work: Callable[[], object]) -> None:
-        self.sent += values.nbytes
+    def _sent(self, values: Tensor, work: Callable[[Tensor], object]) -> Tensor:
+        """Return what becomes of a copy of these values when all processes give theirs."""
+        if self.size == 1:
+            return values
+        found = values.detach().clone(memory_format=torch.contiguous_format)
+        self.sent += found.nbytes
         with self.watched():
-            work()
+            work(found)
+        return found
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -219,10 +237,12 @@ class World:
                 raise
             raise Lost(
                 "another process of this run has ended: the same command goes on from what was "
-                "saved last"
+                f"saved last ({shown(error)})"
             ) from None
 
-    def refuse_differences(self, values: Mapping[str, object]) -> None:
+    def refuse_differences(
+        self, values: Mapping[str, object], remedy: str = "start all of them with the same"
+    ) -> None:
         """Refuse to go on where processes differ in some of these."""
         if self.size == 1:
             return
@@ -232,15 +252,15 @@ class World:
         lowest = [-number for number in highest[len(numbers) :]]
         for name, low, high in zip(values, lowest, highest, strict=False):
             if low != high:
-                raise UserError(
-                    f"the processes of this run differ in {name}: start all of them with the same"
-                )
+                raise UserError(f"the processes of this run differ in {name}: {remedy}")
 
     # What is said at an end.
 
     def speaks(self) -> bool:
         """Tell whether this process is to say what is wrong: the first, or one that it is not."""
-        if self._store is None or self.first:
+        if self._store is None:  # all that were started here will say the same
+            return os.environ.get("LOCAL_RANK", "0") == "0"
+        if self.first:
             return True
         try:
             self._store.wait(["said"], PATIENCE)

@@ -118,7 +118,10 @@ class _Gather:
     def run(self, forward: Forward, batches: Batches, correct_only: bool) -> None:
         for batch in world().in_step(batches):
             self.seen.clear()
-            chosen = {} if batch is None else self._see(forward, *batch, correct_only)
+            chosen: dict[int, Tensor] = {}
+            with world().errors_shared():
+                if batch is not None:
+                    chosen = self._see(forward, *batch, correct_only)
             for value, (before, total) in self._counts(chosen).items():
                 self.present.add(value)
                 entry = self.found.setdefault(value, ClassInputs())

@@ -67,6 +67,7 @@ class EWC(Anchored):
                 for name in new
             }
             self.keep(anchor, f)
+        self.level(net)
 
 
 def fisher(
@@ -76,8 +77,8 @@ def fisher(
 
     def log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
         if sampled:
-            chances = logits.detach().softmax(1)
-            labels = torch.multinomial(chances, 1, generator=generator).flatten()
+            chances = logits.detach().softmax(1).cpu()  # where the generator is
+            labels = torch.multinomial(chances, 1, generator=generator).flatten().to(labels.device)
         return -functional.cross_entropy(logits, labels, reduction="none")
 
     parameters = net.shared_parameters()

@@ -78,7 +78,7 @@ class Rehearsal(Method, ABC):
         for earlier, part in self._memory.parts.items():
             if earlier != task.id and len(part) >= FAIR:
                 images = part.unit_images(slice(None), dtype)
-                net.settle(earlier, [self._transforms[earlier](images)])
+                net.settle(earlier, world().own([self._transforms[earlier](images)]))
 
     def draw(self, step: Step, without: int | None = None) -> list[Part]:
         """Draw a batch from the memory; one task can be left out."""
