@@ -51,6 +51,7 @@ RUNS = {
     "owm, step": {"update": "step"},
     "cgp, released": {"contrast": 0.0, "similarity": 0.2, "rule": "official", "samples": 10},
     "gpm, limited": {"samples": 20, "max_basis_mb": 0.01},
+    "ogd": {"samples": 20, **NORMED},
     "ewc": {**NORMED},
     "ewc, sampled": {"fisher": "sampled"},
     "er": {"memory": 24, **NORMED},

@@ -50,6 +50,7 @@ class OGD(Method):
 
     name: ClassVar[str] = "ogd"
     summary: ClassVar[str] = "Orthogonal Gradient Descent: stored gradients, OGD-GTL (AISTATS 2020)"
+    parallel: ClassVar[bool] = True  # each process finds S itself: it is larger than all it is from
 
     samples: int = Field(200, ge=1, description="training samples whose gradients a task adds")
     max_vectors: int = Field(
