@@ -116,7 +116,7 @@ WRONG = {
     "method twice": (["run", "--method", "cgp,gpm,cgp"], "--method names 'cgp' twice"),
     "unknown option": (["run", "--fast"], "--fast"),
     "unknown command": (["rum"], "rum"),
-    "only a picture": (["show", "matrix.png"], "only pictures are named"),
+    "only a picture": (["show", "matrix.png"], "only pictures, pages or tables are named"),
     "unknown entry": (["list", "gpmm"], "did you mean 'gpm'?"),
     "no run": (["show", "nowhere"], "no run at 'nowhere'"),
     "nothing to show": (["show"], "runs"),

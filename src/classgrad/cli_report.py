@@ -46,7 +46,7 @@ def report(
 
     It has means over seeds, the paper's figures, accuracy, forgetting, room left and cost.
     """
-    from classgrad.page import page
+    from classgrad.page import page_of
     from classgrad.page.summary import sections
     from classgrad.page.tables import comma_separated
     from classgrad.page.tables import markdown as as_markdown
@@ -61,7 +61,14 @@ def report(
         refuse_folder(pictures)
     records = found_runs(runs)
     found = sections(records, against)
-    texts = {out: page(records, title=title, against=against)}
+    left_out = len(records) - sum(len(row.runs) for section in found for row in section.rows)
+    if left_out:
+        print(
+            f"left out  {left_out} of {len(records)} records: others have the same settings and "
+            "seed",
+            file=sys.stderr,
+        )
+    texts = {out: page_of(found, title=title)}
     if markdown:
         texts[markdown] = as_markdown(found)
     if csv:
@@ -78,7 +85,12 @@ def report(
         from classgrad.page.pictures import draw
 
         with bar(Console(stderr=True), "pictures") as move:
-            count = len(draw(found, pictures, move))
+            try:
+                count = len(draw(found, pictures, move))
+            except OSError as error:
+                raise UserError(
+                    f"'{shown(pictures)}' cannot be written to: {shown(error)}"
+                ) from None
         print(f"pictures  {pictures}: {count} files", file=told)
     print(f"page      {out}", file=told)
 
@@ -89,22 +101,24 @@ def write_text(path: Path, text: str) -> None:
 
     try:
         write_atomic(path, lambda part: part.write_text(text, encoding="utf-8"))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise UserError(f"'{shown(path)}' cannot be written: {shown(error)}") from None
 
 
 def found_runs(paths: list[Path]) -> "list[RunRecord]":
-    """Read the records in folders, each once; pictures are passed over."""
+    """Read the records in folders, each once; pictures, pages and tables are passed over."""
     from classgrad.page.found import record_files
     from classgrad.records import RunRecord
 
+    files: dict[Path, Path] = {}  # by where it really is
     for path in paths:
-        if path.is_dir() and not record_files([path]):
+        found = record_files([path])
+        if path.is_dir() and not found:
             raise UserError(f"no runs in '{shown(path)}': give a folder that 'run' wrote to")
-    files = record_files(paths)
+        files.update((file.resolve(), file) for file in found)
     if not files:
-        raise UserError("only pictures are named: give folders of runs")
-    return [RunRecord.load(file) for file in files]
+        raise UserError("only pictures, pages or tables are named: give folders of runs")
+    return [RunRecord.load(file) for file in files.values()]
 
 
 def refuse_place(path: Path) -> None:

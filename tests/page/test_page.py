@@ -179,7 +179,7 @@ def test_runs_that_did_not_end_are_labelled_and_do_not_count(records):
     table = root.one("table", id="comparison-1")
     assert "+ 1 incomplete" in table.text
     last = table.all("tr")[-1]
-    assert last.text.startswith("ewcincomplete: 1 of 2 tasks")
+    assert last.text.startswith("ewc incomplete: 1 of 2 tasks")
     badges = [one.text for one in root.one(id="runs").all("span", class_="badge")]
     assert badges == ["incomplete: 1 of 2 tasks"] * 2
 

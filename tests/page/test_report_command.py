@@ -88,7 +88,7 @@ def test_every_column_has_a_cell():
     for records in ([record()], [record(), record("gpm")], [record(), grown]):
         (section,) = sections(records)
         for row in section.rows:
-            assert len(cells_of(section, row)) == len(columns(section)) - 1
+            assert len(cells_of(section, row, columns(section))) == len(columns(section)) - 1
     assert columns(section)[-1] == "capacity"
 
 
@@ -113,7 +113,7 @@ def test_pictures_are_drawn_of_every_figure_with_its_names_and_values(call, runs
     [
         (["none"], "no run at 'none"),
         (["empty"], "no runs in 'empty'"),
-        (["a.png"], "only pictures are named"),
+        (["a.png"], "only pictures, pages or tables are named"),
         (["broken"], "is not a record"),
         (["text.txt"], "is not a record"),
         (["runs", "-o", "empty"], "'empty' is a folder"),
