@@ -10,6 +10,7 @@ import typer
 from classgrad.errors import UserError, shown
 
 if TYPE_CHECKING:
+    from classgrad.page.summary import Section
     from classgrad.records import RunRecord
 
 EXAMPLES = (
@@ -63,11 +64,8 @@ def report(
     found = sections(records, against)
     left_out = len(records) - sum(len(row.runs) for section in found for row in section.rows)
     if left_out:
-        print(
-            f"left out  {left_out} of {len(records)} records: others have the same settings and "
-            "seed",
-            file=sys.stderr,
-        )
+        why = "others have the same settings and seed"
+        print(f"left out  {left_out} of {len(records)} records: {why}", file=sys.stderr)
     texts = {out: page_of(found, title=title)}
     if markdown:
         texts[markdown] = as_markdown(found)
@@ -79,20 +77,22 @@ def report(
         write_text(file, text)
     told = sys.stderr if printed else sys.stdout
     if pictures:
-        from rich.console import Console
-
-        from classgrad.cli_bar import bar
-        from classgrad.page.pictures import draw
-
-        with bar(Console(stderr=True), "pictures") as move:
-            try:
-                count = len(draw(found, pictures, move))
-            except OSError as error:
-                raise UserError(
-                    f"'{shown(pictures)}' cannot be written to: {shown(error)}"
-                ) from None
-        print(f"pictures  {pictures}: {count} files", file=told)
+        print(f"pictures  {pictures}: {draw_into(pictures, found)} files", file=told)
     print(f"page      {out}", file=told)
+
+
+def draw_into(folder: Path, found: "list[Section]") -> int:
+    """Draw every figure into a folder, with a bar; return the number of files."""
+    from rich.console import Console
+
+    from classgrad.cli_bar import bar
+    from classgrad.page.pictures import draw
+
+    try:
+        with bar(Console(stderr=True), "pictures") as move:
+            return len(draw(found, folder, move))
+    except OSError as error:
+        raise UserError(f"'{shown(folder)}' cannot be written to: {shown(error)}") from None
 
 
 def write_text(path: Path, text: str) -> None:
