@@ -59,8 +59,9 @@ def paper_records() -> list[RunRecord]:
 def beside_the_paper(experiment: experiments.Experiment) -> str:
     """Return measured and published figures of an experiment."""
     rows = [["", "ACC %", "BWT", "paper ACC %", "paper BWT", "difference", "repeated", "minutes"]]
-    found = experiment.records(paper_records(), RECIPE)
-    for row in compare(experiment, paper_records(), RECIPE):
+    records = paper_records()
+    found = experiment.records(records, RECIPE)
+    for row in compare(experiment, records, RECIPE):
         taken = [record.seconds.total / 60 for record in found[row.label] if record.complete]
         rows.append(
             [
@@ -78,10 +79,11 @@ def beside_the_paper(experiment: experiments.Experiment) -> str:
 
 
 def finished(experiment: experiments.Experiment) -> dict[str, RunRecord]:
-    """Return the first seed's record of each line that was run, but for joint ones."""
+    """Return the first complete seed's record of each line, but for joint ones."""
     found = experiment.records(paper_records(), RECIPE)
-    first = {label: min(rs, key=lambda r: r.seed) for label, rs in found.items() if rs}
-    return {label: r for label, r in first.items() if r.complete and r.accuracy_matrix[0][0]}
+    ended = {label: [r for r in rs if r.complete] for label, rs in found.items()}
+    first = {label: min(rs, key=lambda r: r.seed) for label, rs in ended.items() if rs}
+    return {label: r for label, r in first.items() if r.accuracy_matrix[0][0]}
 
 
 def curve(experiment: experiments.Experiment) -> str:

@@ -112,7 +112,7 @@ def _cell(cell):
     numbers = cell.all("span", class_="number")
     if numbers:
         return numbers[0].text
-    return "".join(c if isinstance(c, str) else "" for c in cell.children) or cell.text
+    return "".join(c if isinstance(c, str) else "" for c in cell.children).strip() or cell.text
 
 
 def parsed(text):

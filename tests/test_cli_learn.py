@@ -3,38 +3,23 @@
 import csv
 import io
 import json
-import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from classgrad import Learner, cli
 from classgrad.networks.network import global_chance_kept
+from commands import one_line, started
 from photos import kept, photos
 
-SRC = Path(__file__).parent.parent / "src"
 SMALL = ["--network", "mlp", "--size", "8", "--set", "contrast=0", "--set", "width=24"]
 QUICK = [*SMALL, "--set", "epochs=4", "--set", "batch_size=6", "--set", "learning_rate=0.1"]
 BIRDS = ["learn", "state", "--task", "birds", "--images", "birds", *QUICK]
 LONG = [word.replace("epochs=4", "epochs=150") for word in BIRDS]
 FISH = ["learn", "state", "--task", "fish", "--images", "fish"]
-
-
-def started(place, *words):
-    """Start a process of the command line in a folder."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "classgrad", *words],
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": str(SRC)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def until_saved(process, place):
@@ -44,13 +29,6 @@ def until_saved(process, place):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-def one_line(err, *parts):
-    assert err.startswith("classgrad: ")
-    assert err.count("\n") == 1
-    for part in parts:
-        assert part in err
 
 
 def everything_in(folder):

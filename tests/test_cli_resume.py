@@ -7,27 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parent.parent / "src"
+from commands import SRC, one_line, started
+
 SMALL = ["--set", "tasks=2", "--set", "train_per_class=10", "--set", "batch_size=10"]
 GPM = ["run", "split-digits", "--method", "gpm", *SMALL]
 LONG = [*GPM, "--set", "epochs=20", "--save-steps", "20"]  # a second or two
 TINY = [*GPM, "--set", "epochs=1", "--save-steps", "1"]  # five steps for each of two tasks
-
-
-def started(place, *words, before=()):
-    """Start a process of the command line in a folder."""
-    return subprocess.Popen(
-        [*before, sys.executable, "-m", "classgrad", *words],
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": str(SRC)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def folder_in(place):
@@ -49,13 +37,6 @@ def record_in(folder):
     record = json.loads((folder / "record.json").read_text())
     del record["seconds"]
     return record
-
-
-def one_line(err, *parts):
-    assert err.startswith("classgrad: ")
-    assert err.count("\n") == 1
-    for part in parts:
-        assert part in err
 
 
 @pytest.fixture(scope="module")

@@ -185,6 +185,16 @@ def test_a_damaged_record_is_noted_and_the_others_are_shown(runs, content):
     assert "cgp" in text
 
 
+def test_a_damaged_record_below_a_name_that_is_no_text_is_noted(runs):
+    odd = runs / os.fsdecode(b"\xff")
+    odd.mkdir()
+    (odd / "record.json").write_text("{")
+    with serving(runs) as port:
+        status, _, text = asked(port)
+    assert status == 200
+    assert "is not a record" in text
+
+
 def test_a_record_with_impossible_figures_is_noted(runs):
     shutil.copytree(GPM, runs / "gpm")
     rewrite(runs / "gpm", average_accuracy=1e300)
@@ -217,6 +227,16 @@ def test_runs_that_go_on_say_how_many_tasks_are_learnt(runs):
         complete=False,
     )
     assert "cgp on permuted-digits, seed 4: 2 of 5 tasks learnt" in Watched([runs]).page()
+
+
+def test_runs_of_a_sweep_that_go_on_can_be_told_apart(runs):
+    shutil.copytree(CGP, runs / "other")
+    record = RunRecord.load(CGP)
+    rewrite(runs / "cgp", complete=False)
+    rewrite(runs / "other", complete=False, method={**record.method, "similarity": 0.123})
+    text = Watched([runs]).page()
+    for value in (record.method["similarity"], 0.123):
+        assert f"cgp similarity={value} on permuted-digits, seed 4: 5 of 5" in text
 
 
 def test_the_next_free_port_is_taken_unless_one_is_asked_for(runs, monkeypatch):

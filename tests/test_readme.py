@@ -2,9 +2,11 @@
 
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 from classgrad.methods import METHODS
 from classgrad.records import RunRecord
+from pages import record as made
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "permuted-digits"
@@ -50,6 +52,14 @@ def test_the_tables_of_the_docs_are_those_of_the_records():
     for page in pages:
         text = page.read_text()
         assert text == script["filled"](text), page
+
+
+def test_a_line_whose_first_seed_did_not_end_is_filled_from_the_next():
+    script = runpy.run_path(str(ROOT / "docs" / "fill_tables.py"))
+    runs = [made(seed=seed, complete=seed > 1) for seed in (1, 3, 2)]
+    found = {"CGP": runs, "cut": runs[:1], "not run": []}
+    experiment = SimpleNamespace(records=lambda *_: found)
+    assert {name: one.seed for name, one in script["finished"](experiment).items()} == {"CGP": 2}
 
 
 def test_every_method_but_finetune_forgets_less_than_finetune():

@@ -214,12 +214,12 @@ def show(
     """Show the record of a run, or compare several."""
     from rich.console import Console
 
+    from classgrad.page.found import runs_among
     from classgrad.records import RunRecord
 
-    # The shell's runs/* names the pictures too.
-    records = [RunRecord.load(path) for path in runs if not path.endswith(".png")]
+    records = [RunRecord.load(path) for path in runs_among(map(Path, runs))]
     if not records:
-        raise UserError("only pictures are named: give folders of runs")
+        raise UserError("only pictures, pages or tables are named: give folders of runs")
     if as_json:
         found = [json.loads(record.to_json()) for record in records]
         print(json.dumps(found[0] if len(found) == 1 else found, indent=1))

@@ -10,6 +10,7 @@ import typer
 from classgrad.errors import UserError, shown
 
 if TYPE_CHECKING:
+    from classgrad.page.summary import Section
     from classgrad.records import RunRecord
 
 EXAMPLES = (
@@ -46,7 +47,7 @@ def report(
 
     It has means over seeds, the paper's figures, accuracy, forgetting, room left and cost.
     """
-    from classgrad.page import page
+    from classgrad.page import page_of
     from classgrad.page.summary import sections
     from classgrad.page.tables import comma_separated
     from classgrad.page.tables import markdown as as_markdown
@@ -61,7 +62,11 @@ def report(
         refuse_folder(pictures)
     records = found_runs(runs)
     found = sections(records, against)
-    texts = {out: page(records, title=title, against=against)}
+    left_out = len(records) - sum(len(row.runs) for section in found for row in section.rows)
+    if left_out:
+        why = "others have the same settings and seed"
+        print(f"left out  {left_out} of {len(records)} records: {why}", file=sys.stderr)
+    texts = {out: page_of(found, title=title)}
     if markdown:
         texts[markdown] = as_markdown(found)
     if csv:
@@ -72,15 +77,22 @@ def report(
         write_text(file, text)
     told = sys.stderr if printed else sys.stdout
     if pictures:
-        from rich.console import Console
-
-        from classgrad.cli_bar import bar
-        from classgrad.page.pictures import draw
-
-        with bar(Console(stderr=True), "pictures") as move:
-            count = len(draw(found, pictures, move))
-        print(f"pictures  {pictures}: {count} files", file=told)
+        print(f"pictures  {pictures}: {draw_into(pictures, found)} files", file=told)
     print(f"page      {out}", file=told)
+
+
+def draw_into(folder: Path, found: "list[Section]") -> int:
+    """Draw every figure into a folder, with a bar; return the number of files."""
+    from rich.console import Console
+
+    from classgrad.cli_bar import bar
+    from classgrad.page.pictures import draw
+
+    try:
+        with bar(Console(stderr=True), "pictures") as move:
+            return len(draw(found, folder, move))
+    except OSError as error:
+        raise UserError(f"'{shown(folder)}' cannot be written to: {shown(error)}") from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -89,22 +101,24 @@ def write_text(path: Path, text: str) -> None:
 
     try:
         write_atomic(path, lambda part: part.write_text(text, encoding="utf-8"))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise UserError(f"'{shown(path)}' cannot be written: {shown(error)}") from None
 
 
 def found_runs(paths: list[Path]) -> "list[RunRecord]":
-    """Read the records in folders, each once; pictures are passed over."""
+    """Read the records in folders, each once; pictures, pages and tables are passed over."""
     from classgrad.page.found import record_files
     from classgrad.records import RunRecord
 
+    files: dict[Path, Path] = {}  # by where it really is
     for path in paths:
-        if path.is_dir() and not record_files([path]):
+        found = record_files([path])
+        if path.is_dir() and not found:
             raise UserError(f"no runs in '{shown(path)}': give a folder that 'run' wrote to")
-    files = record_files(paths)
+        files.update((file.resolve(), file) for file in found)
     if not files:
-        raise UserError("only pictures are named: give folders of runs")
-    return [RunRecord.load(file) for file in files]
+        raise UserError("only pictures, pages or tables are named: give folders of runs")
+    return [RunRecord.load(file) for file in files.values()]
 
 
 def refuse_place(path: Path) -> None:

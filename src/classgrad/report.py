@@ -1,5 +1,6 @@
 """Records for people: tables for the terminal and for documents, pictures of matrices."""
 
+import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,9 +107,18 @@ def grouped(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     """Put runs that differ in the seed only together, in the order they first appear."""
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
-        settings = sorted(settings_of(record).items())
-        groups.setdefault(repr((record.benchmark, record.method_name, settings)), []).append(record)
+        key = key_of(record.benchmark, record.method_name, settings_of(record))
+        groups.setdefault(key, []).append(record)
     return list(groups.values())
+
+
+def key_of(*values: object) -> str:
+    """Return text that is the same for the same values, in whatever order dicts have them.
+
+    >>> key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
+    True
+    """
+    return json.dumps(values, sort_keys=True, default=str)
 
 
 def settings_of(record: RunRecord) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def heading(tab, title):
 def rows(tab):
     """Return the names of the rows, from top to bottom."""
     heads = tab.locator("#comparison-1 tbody th")
-    return heads.evaluate_all("all => all.map((head) => head.firstChild.textContent)")
+    return heads.evaluate_all("all => all.map((head) => head.firstChild.textContent.trim())")
 
 
 def sorted_rows(column, descending):
@@ -127,6 +127,15 @@ def test_columns_are_sorted_with_the_keyboard(opened, report):
     assert rows(tab) == ["multitask", "gpm", "finetune", "cgp"]
 
 
+def test_names_are_sorted_without_what_is_beside_them(opened, tmp_path):
+    found = records("cgp")
+    longer = [r.model_copy(update={"method": {**r.method, "name": "cgp b"}}) for r in found]
+    tab = opened(written(tmp_path, [*found, *longer], against="cgp"))
+    assert tab.get_by_role("rowheader", name="cgp reference", exact=True).count() == 1
+    heading(tab, "method").get_by_role("button").click()
+    assert rows(tab) == ["cgp", "cgp b"]
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_hovering_shows_a_value(opened, report, kind):
     tab = opened(report)
@@ -161,6 +170,9 @@ def test_the_keyboard_shows_values_too(opened, report):
     mark = tab.locator("[data-tip].at")
     assert tip.is_visible()
     assert abs(tip.bounding_box()["y"] - mark.bounding_box()["y"]) < 100
+    for key in ("Alt", "Control", "Meta"):  # what the browser does with these is left to it
+        tab.keyboard.press(f"{key}+ArrowRight")
+        assert tip.inner_text() == values[0]
     for key, place in (("ArrowRight", 1), ("ArrowDown", 2), ("ArrowLeft", 1), ("ArrowUp", 0)):
         tab.keyboard.press(key)
         assert tip.inner_text() == values[place]

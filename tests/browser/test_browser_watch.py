@@ -34,16 +34,18 @@ def served(tmp_path):
 
 def names(tab):
     heads = tab.locator("#comparison-1 tbody th")
-    return heads.evaluate_all("all => all.map((head) => head.firstChild.textContent)")
+    return heads.evaluate_all("all => all.map((head) => head.firstChild.textContent.trim())")
 
 
 def test_runs_appear_and_go_on_by_themselves(opened, served):
     runs, address = served
     tab = opened(address, at=address)
     tab.get_by_text("No run has finished a task yet").first.wait_for()
+    assert tab.title() == "No run has finished a task yet"
     learnt("cgp", runs, tasks=2)
     tab.get_by_text("2 of 5 tasks learnt").wait_for()
     assert names(tab) == ["cgp"]
+    assert tab.title() == "Continual learning on permuted-digits"
     assert tab.get_by_text("No run has finished a task yet").count() == 0
     learnt("cgp", runs, tasks=3)
     learnt("gpm", runs)
@@ -71,6 +73,24 @@ def test_what_a_reader_did_to_the_page_stays(opened, served):
     assert tab.evaluate("window.scrollY") == 700
     assert tab.locator("figure.figure details").first.get_attribute("open") is not None
     assert tab.evaluate("document.activeElement.textContent") == "method"
+
+
+def test_an_opened_run_stays_the_opened_one_when_another_overtakes_it(opened, served):
+    runs, address = served
+    learnt("cgp", runs, average_accuracy=90.0)
+    learnt("gpm", runs, average_accuracy=80.0)
+    tab = opened(address, at=address)
+    tab.locator("#runs summary").filter(has_text="cgp").click()
+    learnt("gpm", runs, average_accuracy=95.0, complete=False)
+    learnt("finetune", runs, average_accuracy=99.0, layers=[])
+    tab.get_by_text("5 of 5 tasks learnt").wait_for()
+    assert names(tab) == ["finetune", "cgp", "gpm"]
+    assert tab.locator("#runs details[open] summary").all_inner_texts() == ["cgp, seed 4"]
+    assert tab.evaluate("document.activeElement.textContent") == "cgp, seed 4"
+    learnt("gpm", runs, average_accuracy=95.0)
+    tab.get_by_text("5 of 5 tasks learnt").wait_for(state="detached")
+    assert names(tab) == ["finetune", "gpm", "cgp"]
+    assert tab.locator("#runs details[open] summary").all_inner_texts() == ["cgp, seed 4"]
 
 
 def test_new_content_is_as_alive_as_the_first(opened, served):

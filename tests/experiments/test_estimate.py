@@ -11,8 +11,9 @@ from classgrad.plan import make_plan
 from classgrad.records import RunRecord, Seconds
 
 
-def plan(method="gpm", benchmark="permuted-digits", **values):
-    return make_plan(benchmark, method, values={"epochs": 2, "train_per_class": 10, **values})
+def plan(method="gpm", benchmark="permuted-digits", network=None, **values):
+    values = {"epochs": 2, "train_per_class": 10, **values}
+    return make_plan(benchmark, method, network=network, values=values)
 
 
 def record(of, seconds, **others):
@@ -41,6 +42,8 @@ def test_the_nearest_record_decides():
     assert estimated(plan(tasks=10), other, same, exact) == pytest.approx(30)
     elsewhere = record(plan(benchmark="split-digits"), 1e9)
     assert estimated(plan(), elsewhere, other) == pytest.approx(3)
+    larger = record(plan(network="lenet5"), 1e9)
+    assert estimated(plan(), larger, other) == pytest.approx(3)
 
 
 def test_contrast_and_rounds_count_more():
@@ -78,6 +81,8 @@ def test_of_a_run_that_was_cut_only_the_rest_counts(tmp_path):
     half.complete = False
     half.save(job.folder)
     assert found.of_job(job) == pytest.approx(START + 4)
+    half.model_copy(update={"tasks": [], "accuracy_matrix": []}).save(job.folder)
+    assert found.of_job(job) == pytest.approx(START + 8)
 
 
 def test_records_that_cannot_be_read_or_are_not_complete_are_passed_over(tmp_path):

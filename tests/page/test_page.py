@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from classgrad import experiments
 from classgrad.errors import UserError
 from classgrad.page import page
+from classgrad.page.pictures import draw
 from classgrad.page.shades import depth, luminance, shade
+from classgrad.page.summary import sections
 from classgrad.records import ClassResult, Layer, RunRecord, Seconds
 from pages import parsed, record
 
@@ -179,9 +181,17 @@ def test_runs_that_did_not_end_are_labelled_and_do_not_count(records):
     table = root.one("table", id="comparison-1")
     assert "+ 1 incomplete" in table.text
     last = table.all("tr")[-1]
-    assert last.text.startswith("ewcincomplete: 1 of 2 tasks")
+    assert last.text.startswith("ewc incomplete: 1 of 2 tasks")
     badges = [one.text for one in root.one(id="runs").all("span", class_="badge")]
     assert badges == ["incomplete: 1 of 2 tasks"] * 2
+
+
+def test_the_order_of_keys_within_a_setting_tells_no_runs_apart():
+    options = {"a": {"x": 1, "y": 2}}
+    swapped = {"a": {"y": 2, "x": 1}}
+    one = record(seed=1, training=options, benchmark_options=options)
+    two = record(seed=2, training=swapped, benchmark_options=swapped)
+    assert column(parsed(page([one, two])), "seeds") == {"cgp": "1, 2"}
 
 
 def test_a_run_that_is_given_twice_counts_once(records):
@@ -256,6 +266,19 @@ def test_headings_can_be_sorted_by_keyboard(root):
     assert set(sorts.values()) == {"none"}
 
 
+def test_every_run_says_where_it_was_computed():
+    def device(**changes):
+        runs = parsed(page([record(**changes)])).one(id="runs")
+        return [
+            part.one("dd").text
+            for part in runs.one("dl").all("div")
+            if part.one("dt").text == "device"
+        ]
+
+    assert device() == ["cpu"]
+    assert device(device="cuda", processes=4) == ["cuda, 4 processes"]
+
+
 def test_every_run_has_its_command_if_there_is_one():
     plan = experiments.load("eta").plans("fast", [7])["η = 0.8"][0].as_dict()
     known = record().model_copy(update=plan)
@@ -270,22 +293,31 @@ def test_every_run_has_its_command_if_there_is_one():
     assert "classgrad run" not in parsed(page([unlike])).one(id="runs").text
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        record(accuracies=((50.0,),)),
-        record(accuracies=(), tasks=["a", "b"], classes=[], complete=False),
-        record(accuracies=(), tasks=[], classes=[], backward_transfer=None),
-        record("multitask", accuracies=((None, None), (90.0, 91.0)), layers=[]),
-        record(accuracies=((None,), (None, None))),
-        record(seconds=Seconds(), memory_bytes=0),
-    ],
-    ids=["one task", "nothing yet", "no tasks", "only the end", "nothing measured", "no cost"],
-)
+BEYOND = Layer(name="fc", dimension=9, ranks=[3], groups=[0, 0, 0], cosines=[1.0, 1.0, 1.5])
+ODD = {
+    "one task": record(accuracies=((50.0,),)),
+    "nothing yet": record(accuracies=(), tasks=["a", "b"], classes=[], complete=False),
+    "no tasks": record(accuracies=(), tasks=[], classes=[], backward_transfer=None),
+    "only the end": record("multitask", accuracies=((None, None), (90.0, 91.0)), layers=[]),
+    "nothing measured": record(accuracies=((None,), (None, None))),
+    "no cost": record(seconds=Seconds(), memory_bytes=0),
+    "cosines beyond one": record(layers=[BEYOND]),
+    "mathematics": record("$x^{$"),
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
 def test_odd_runs_have_a_page(odd):
     root = parsed(page([odd]))
     assert root.one("figure", data_kind="cost")
     parsed(page([odd, record("gpm")]))
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_odd_runs_have_pictures(odd, tmp_path):
+    files = draw(sections([odd]), tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+    assert any("cost" in file.name for file in files)
 
 
 def test_no_runs_and_impossible_figures_are_refused():
@@ -325,6 +357,20 @@ def test_many_methods_have_a_frame_each_and_the_page_stays_small():
     text = page(runs)
     assert len(text.encode()) < 2_000_000
     assert len(parsed(text).one("figure", data_kind="curve").all("svg")) == 12
+
+
+def grey_lines(count):
+    figure = parsed(page([record(f"m{n}") for n in range(count)])).one("figure", data_kind="curve")
+    return {len(svg.all("path", class_="other")) for svg in figure.all("svg")}, figure.text
+
+
+def test_behind_a_line_are_all_others_or_some_of_them():
+    counts, text = grey_lines(31)
+    assert counts == {30}
+    assert "Grey: the other methods." in text
+    counts, text = grey_lines(40)
+    assert counts == {30}
+    assert "Grey: some of the other methods." in text
 
 
 def test_values_on_heat_maps_can_be_read():

@@ -1,5 +1,7 @@
 import csv
 import io
+import os
+import shutil
 
 import pytest
 
@@ -39,6 +41,27 @@ def test_runs_are_found_however_they_are_named_and_counted_once(call, runs, tmp_
         code, _, err = call("report", *words)
         assert (code, err) == (0, "")
         assert (tmp_path / "report.html").read_text(encoding="utf-8") == page(runs)
+
+
+def test_it_is_said_how_many_records_are_left_out(call, runs, tmp_path):
+    for name in ("run0", "run3"):
+        shutil.copytree(tmp_path / "runs" / name, tmp_path / "copies" / name)
+    code, out, err = call("report", "runs", "copies")
+    assert (code, out.split()) == (0, ["page", "report.html"])
+    assert err == "left out  2 of 6 records: others have the same settings and seed\n"
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == page(runs)
+
+
+def test_what_report_wrote_beside_runs_is_passed_over(call, runs, tmp_path):
+    made = ["-o", "runs/page.html", "--markdown", "runs/t.md", "--csv", "runs/t.csv"]
+    assert call("report", "runs", *made, "--pictures", "runs/images")[0] == 0
+    beside = [str(path) for path in (tmp_path / "runs").iterdir() if path.name != "images"]
+    drawn = [str(path) for path in (tmp_path / "runs" / "images").iterdir()]
+    assert len(beside) == 7
+    for words in (["report", *beside, *drawn], ["show", *beside, *drawn]):
+        code, _, err = call(*words)
+        assert (code, err) == (0, "")
+    assert parsed((tmp_path / "report.html").read_text(encoding="utf-8")).one("h1")
 
 
 def test_title_and_reference_are_those_given(call, runs, tmp_path):
@@ -88,7 +111,7 @@ def test_every_column_has_a_cell():
     for records in ([record()], [record(), record("gpm")], [record(), grown]):
         (section,) = sections(records)
         for row in section.rows:
-            assert len(cells_of(section, row)) == len(columns(section)) - 1
+            assert len(cells_of(section, row, columns(section))) == len(columns(section)) - 1
     assert columns(section)[-1] == "capacity"
 
 
@@ -113,7 +136,7 @@ def test_pictures_are_drawn_of_every_figure_with_its_names_and_values(call, runs
     [
         (["none"], "no run at 'none"),
         (["empty"], "no runs in 'empty'"),
-        (["a.png"], "only pictures are named"),
+        (["a.png"], "only pictures, pages or tables are named"),
         (["broken"], "is not a record"),
         (["text.txt"], "is not a record"),
         (["runs", "-o", "empty"], "'empty' is a folder"),
@@ -124,6 +147,7 @@ def test_pictures_are_drawn_of_every_figure_with_its_names_and_values(call, runs
         (["runs", "-o", "a", "--csv", "./a"], "is named twice"),
         (["runs", "--pictures", "text.txt"], "'text.txt' is not a folder"),
         (["runs", "--pictures", "none/images"], "'none' is not a folder"),
+        (["runs", "--title", os.fsdecode(b"\xff")], "'report.html' cannot be written: 'utf-8'"),
         (["runs", "--against", "cpg"], "did you mean 'cgp'"),
         ([], "Missing argument"),
     ],
@@ -149,6 +173,18 @@ def test_a_folder_that_cannot_be_written_to_is_refused(call, runs, tmp_path, mon
     code, _, err = call("report", "runs", "-o", "locked/page.html")
     assert code == 2
     assert "'locked' cannot be written to" in err
+
+
+def test_pictures_that_do_not_fit_on_the_disk_are_one_line(call, runs, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("classgrad.page.pictures.write_atomic", fail)
+    code, _, err = call("report", "runs", "--pictures", "images")
+    assert code == 2
+    assert err.endswith(
+        "classgrad: 'images' cannot be written to: [Errno 28] No space left on device\n"
+    )
 
 
 def test_a_page_that_is_there_is_replaced_whole_or_not_at_all(call, runs, tmp_path, monkeypatch):

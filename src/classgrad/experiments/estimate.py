@@ -36,7 +36,8 @@ class Estimate:
     def of_job(self, job: Job) -> float:
         """Return the seconds a job will take, from where it is."""
         record = job.record()
-        learnt = len(record.accuracy_matrix) / len(record.tasks) if record else 0.0
+        begun = record if record and record.tasks else None  # one without tasks tells nothing
+        learnt = len(begun.accuracy_matrix) / len(begun.tasks) if begun else 0.0
         return START + (1 - learnt) * self.of_plan(job.plan)
 
     def of_plan(self, plan: Plan) -> float:
@@ -48,14 +49,18 @@ class Estimate:
         return self.work(plan) * self.step(plan) / plan.training.batch_size
 
     def nearest(self, plan: Plan) -> tuple[RunRecord, Plan] | None:
-        """Return the finished run on the benchmark that is most like a plan."""
+        """Return the finished run of the network on the benchmark that is most like a plan."""
 
         def likeness(known: tuple[RunRecord, Plan]) -> tuple[bool, bool]:
             other = known[1]
-            same = (other.network, other.method.name) == (plan.network, plan.method.name)
+            same = other.method.name == plan.method.name
             return same, other.benchmark_options == plan.benchmark_options
 
-        alike = [known for known in self._known if known[1].benchmark == plan.benchmark]
+        alike = [
+            known
+            for known in self._known
+            if (known[1].benchmark, known[1].network) == (plan.benchmark, plan.network)
+        ]
         return max(alike, key=likeness, default=None)
 
     def work(self, plan: Plan) -> float:

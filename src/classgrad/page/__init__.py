@@ -22,7 +22,11 @@ def page(
     """
     if not records:
         raise UserError("there are no runs to compare: give folders of runs")
-    found = sections(records, against)
+    return page_of(sections(records, against), title=title, live=live)
+
+
+def page_of(found: Sequence[Section], *, title: str | None = None, live: Live | None = None) -> str:
+    """Return the page of sections, with all it needs inside."""
     return document(title or _title(found), lead(found), found, live)
 
 

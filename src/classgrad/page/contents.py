@@ -22,6 +22,7 @@ from classgrad.page.summary import Row, Section
 from classgrad.page.usage import cost, room
 
 TOGETHER = 7  # lines that can be told apart in one frame
+OTHERS = 30  # grey lines in a frame: with all of them a page of many methods is huge
 
 
 def figures(section: Section) -> list[Figure]:
@@ -48,8 +49,7 @@ def curve(section: Section) -> Figure | None:
     return Lines(
         kind="curve",
         title="Average accuracy after each task",
-        note="Mean accuracy, %, on the tasks learnt so far."
-        + ("" if len(lines) <= TOGETHER else " Grey: the other methods."),
+        note=" ".join(["Mean accuracy, %, on the tasks learnt so far.", *_grey(len(lines))]),
         values=Values(
             ["after task", *(row.label for row in section.rows)],
             [
@@ -77,9 +77,22 @@ def _frames(lines: list[Series]) -> list[LinePanel]:
     if len(lines) <= TOGETHER:
         return [LinePanel("", lines, [])]
     return [
-        LinePanel(line.label, [Series(line.label, line.marks, 0)], [o for o in lines if o != line])
+        LinePanel(line.label, [Series(line.label, line.marks, 0)], _others(line, lines))
         for line in lines
     ]
+
+
+def _others(line: Series, lines: list[Series]) -> list[Series]:
+    """Return the lines behind one: all others, or some of them, evenly taken."""
+    others = [other for other in lines if other is not line]
+    count = min(len(others), OTHERS)
+    return [others[place * len(others) // count] for place in range(count)]
+
+
+def _grey(count: int) -> list[str]:
+    if count <= TOGETHER:
+        return []
+    return [f"Grey: {'the' if count - 1 <= OTHERS else 'some of the'} other methods."]
 
 
 def matrices(section: Section) -> Figure | None:
@@ -151,7 +164,6 @@ def forgetting(section: Section) -> Figure | None:
         low=low,
         high=high,
         axis="points lost",
-        digits=1,
     )
 
 

@@ -126,7 +126,6 @@ class Dots(Figure):
     low: float
     high: float
     axis: str
-    digits: int
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,24 @@ from pathlib import Path
 
 from classgrad.records import FILE_NAME
 
+OUTPUTS = {".png", ".svg", ".html", ".md", ".csv"}
+
+
+def runs_among(paths: Iterable[Path]) -> list[Path]:
+    """Leave out pictures, pages and tables: the shell's runs/* names them too."""
+    return [path for path in paths if path.is_dir() or path.suffix not in OUTPUTS]
+
 
 def record_files(paths: Iterable[Path]) -> list[Path]:
     """Return the records in folders and in folders below them, each once, and files as they are.
 
-    Pictures are passed over: the shell's runs/* names them too.
+    Pictures, pages and tables are passed over.
     """
     files: dict[Path, Path] = {}  # by where it really is
-    for path in paths:
+    for path in runs_among(paths):
         if path.is_dir():
             files.update((file.resolve(), file) for file in sorted(_below(path)))
-        elif path.suffix != ".png":
+        else:
             files[path.resolve()] = path
     return list(files.values())
 

@@ -33,6 +33,11 @@ def joined(*children: str) -> Markup:
     return Markup("".join(parts))
 
 
+def badge(text: str, kind: str = "badge") -> Markup:
+    """Return a word or two beside a name, with a space before them for those who read the text."""
+    return joined(" ", element("span", text, class_=kind))
+
+
 def _plain(value: object) -> str:
     """Return the shortest text of a coordinate, and any other value as it is."""
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)

@@ -11,7 +11,6 @@ from classgrad.records import Layer, RunRecord
 class Group:
     """Classes of one layer that share directions: the first of them, and those that joined."""
 
-    layer: str
     first: str
     joined: list[tuple[str, float]]  # with the cosine that decided it
 
@@ -39,9 +38,8 @@ def merged(row: Row) -> Figure | None:
         ),
         panels=[DotPanel(name, _counts(groups), _dots(groups)) for name, groups in layers.items()],
         low=low,
-        high=min(high, 1.0),
+        high=min(high, max([1.0, *cosines])),  # more than 1 only if the record is damaged
         axis="cosine",
-        digits=2,
     )
 
 
@@ -54,7 +52,7 @@ def groups_of(run: RunRecord, layer: Layer) -> list[Group]:
         if number in groups:
             groups[number].joined.append((name, cosine))
         else:
-            groups[number] = Group(layer.name, name, [])
+            groups[number] = Group(name, [])
     return list(groups.values())
 
 

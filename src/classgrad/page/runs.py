@@ -5,7 +5,7 @@ import shlex
 from typing import Any
 
 from classgrad.errors import UserError
-from classgrad.page.markup import Markup, element
+from classgrad.page.markup import Markup, badge, element
 from classgrad.page.summary import Row, Section
 from classgrad.page.words import duration
 from classgrad.plan import Plan, make_plan
@@ -21,7 +21,7 @@ def run_list(section: Section) -> Markup:
 
 
 def _run(row: Row, run: RunRecord) -> Markup:
-    ended = [] if run.complete else [element("span", state_of(run), class_="badge")]
+    ended = [] if run.complete else [badge(state_of(run))]
     pairs: list[tuple[str, str]] = []
     command = command_of(run)
     if command:
@@ -30,6 +30,7 @@ def _run(row: Row, run: RunRecord) -> Markup:
         ("recipe, network", f"{run.recipe}, {run.network}, {run.parameters:,} parameters"),
         *((part.replace("_", " "), _settings(getattr(run, part))) for part in PARTS),
         ("data", "; ".join(run.data_notes)),
+        ("device", _device(run)),
         ("time", duration(run.seconds.total)),
         ("versions", ", ".join(f"{name} {number}" for name, number in run.versions.items())),
     ]
@@ -45,6 +46,10 @@ def _run(row: Row, run: RunRecord) -> Markup:
 def state_of(run: RunRecord) -> str:
     """Say how far a run got that did not end."""
     return f"incomplete: {len(run.accuracy_matrix)} of {len(run.tasks)} tasks"
+
+
+def _device(run: RunRecord) -> str:
+    return f"{run.device}, {run.processes} processes" if run.processes > 1 else run.device
 
 
 def _settings(values: dict[str, Any]) -> str:

@@ -53,15 +53,15 @@ document.addEventListener("focusout", () => goTo(null));
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") goTo(null);
   const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-  if (!at || !step) return;
+  if (!at || !step || event.altKey || event.ctrlKey || event.metaKey) return; // those are the browser's
   event.preventDefault();
   const marks = [...at.closest("svg").querySelectorAll("[data-tip]")];
   goTo(marks[marks.indexOf(at) + step] ?? at);
 });
 
 function valueOf(row, column) {
-  const cell = row.cells[column];
-  return column === 0 ? cell.textContent : parseFloat(cell.dataset.value);
+  const { value } = row.cells[column].dataset;
+  return column === 0 ? value : parseFloat(value);
 }
 
 function compare(a, b, sign) {

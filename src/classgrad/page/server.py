@@ -34,7 +34,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, status: HTTPStatus, text: str, kind: str = "text/plain") -> None:
         """Send an answer that nobody keeps, and that no page of another site can read or frame."""
-        body = text.encode()
+        body = text.encode(errors="replace")  # names of folders need not be text
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))

@@ -8,7 +8,7 @@ from classgrad.errors import UserError, shown, unknown
 from classgrad.page.published import Paper, papers, printed_lines
 from classgrad.page.spreads import Spread, spread
 from classgrad.records import Matrix, RunRecord
-from classgrad.report import grouped, label
+from classgrad.report import grouped, key_of, label
 
 HUGE = 1e9  # beyond any accuracy, and any number of seconds
 
@@ -102,8 +102,8 @@ def sections(records: Sequence[RunRecord], against: str | None = None) -> list[S
         refuse_huge(record)
     streams: dict[str, list[RunRecord]] = {}
     for record in records:
-        options = sorted(record.benchmark_options.items())
-        streams.setdefault(repr((record.benchmark, options)), []).append(record)
+        key = key_of(record.benchmark, record.benchmark_options)
+        streams.setdefault(key, []).append(record)
     titles = _titles([group[0] for group in streams.values()])
     found = [
         _section(number, title, group, against)
@@ -138,11 +138,12 @@ def _numbers(value: object) -> Iterator[float]:
 
 def _section(number: int, title: str, records: list[RunRecord], against: str | None) -> Section:
     groups = [_once(group) for group in grouped(records)]
-    printed = printed_lines([group[0] for group in groups])
+    firsts = [group[0] for group in groups]
+    printed = printed_lines(firsts)
     rows = []
     for group, lines in zip(groups, printed, strict=True):
         counted = [run for run in group if run.complete] or group
-        rows.append(Row(label(group[0], records), group, counted, papers(counted, lines)))
+        rows.append(Row(label(group[0], firsts), group, counted, papers(counted, lines)))
     rows.sort(key=lambda row: (not row.complete, -row.accuracy.mean if row.accuracy else 0.0))
     reference = next((row for row in rows if row.label == against), rows[0])
     longest = max((record.tasks for record in records), key=len)

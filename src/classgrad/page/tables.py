@@ -5,7 +5,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from classgrad.page.markup import Markup, element
+from classgrad.page.markup import Markup, badge, element
 from classgrad.page.published import Paper
 from classgrad.page.runs import state_of
 from classgrad.page.spreads import Spread
@@ -62,9 +62,9 @@ def _orders(names: Sequence[str]) -> list[str]:
 
 
 def _line(section: Section, row: Row, names: Sequence[str]) -> Markup:
-    marks = [] if row.complete else [element("span", state_of(row.counted[0]), class_="badge")]
+    marks = [] if row.complete else [badge(state_of(row.counted[0]))]
     if row is section.reference and "difference" in names:
-        marks.append(element("span", "reference", class_="badge quiet"))
+        marks.append(badge("reference", "badge quiet"))
     cells = [
         element(
             "td",
@@ -74,11 +74,10 @@ def _line(section: Section, row: Row, names: Sequence[str]) -> Markup:
             data_label=name,
             role="cell",
         )
-        for name, cell in zip(names[1:], cells_of(section, row), strict=True)
+        for name, cell in zip(names[1:], cells_of(section, row, names), strict=True)
     ]
-    return element(
-        "tr", element("th", row.label, *marks, scope="row", role="rowheader"), *cells, role="row"
-    )
+    head = element("th", row.label, *marks, data_value=row.label, scope="row", role="rowheader")
+    return element("tr", head, *cells, role="row")
 
 
 def _remark(cell: Cell) -> Markup:
@@ -117,9 +116,8 @@ def _has_grown(section: Section) -> bool:
     )
 
 
-def cells_of(section: Section, row: Row) -> list[Cell]:
-    """Return the entries of a row below the columns but the first."""
-    names = columns(section)
+def cells_of(section: Section, row: Row, names: Sequence[str]) -> list[Cell]:
+    """Return the entries of a row below the columns of these names but the first."""
     cells = [
         _figure(row.accuracy),
         _figure(row.of("backward_transfer"), signed=True),
@@ -177,7 +175,7 @@ def _markdown(section: Section, titled: bool) -> str:
     names = columns(section)
     lines = [names, ["---", *(["---:"] * (len(names) - 1))]]
     for row in section.rows:
-        cells = [" ".join([c.text, c.remark]).strip() for c in cells_of(section, row)]
+        cells = [" ".join([c.text, c.remark]).strip() for c in cells_of(section, row, names)]
         lines.append([_name(section, row), *cells])
     table = "".join(f"| {' | '.join(map(_cell, cells))} |\n" for cells in lines)
     title = f"## {_cell(section.title)}\n\n" if titled else ""

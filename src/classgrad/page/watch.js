@@ -4,25 +4,39 @@
   const content = () => document.getElementById("content");
   const status = document.getElementById("watch");
 
-  // What a reader did to the content, found again in new content by the order of things.
+  // What a reader did to the content, found again in new content by what it belongs to: rows change
+  // their order, and figures are added.
   const STOPS = "a[href], button, summary, [tabindex]";
   const sorted = (table) => table.querySelector("th[aria-sort=ascending], th[aria-sort=descending]");
 
+  function keyOf(one) {
+    const named = one.querySelector("summary") ?? one;
+    return [
+      one.closest("section")?.id,
+      one.closest("figure")?.querySelector("h3").textContent,
+      one.closest(".runs")?.previousElementSibling.textContent,
+      one.closest(".panel")?.querySelector("h4")?.firstChild.textContent,
+      one.localName,
+      named.matches("summary, button, a") ? named.firstChild.textContent.trim() : "",
+    ].join("\n");
+  }
+
   function taken() {
     const main = content();
-    const open = [...main.querySelectorAll("details")].map((one) => one.open);
+    const open = new Map([...main.querySelectorAll("details")].map((one) => [keyOf(one), one.open]));
     const orders = new Map();
     for (const table of main.querySelectorAll("table.sortable")) {
       const head = sorted(table);
       if (head) orders.set(table.id, [head.textContent, head.getAttribute("aria-sort")]);
     }
-    const focus = [...main.querySelectorAll(STOPS)].indexOf(document.activeElement);
+    const stop = document.activeElement;
+    const focus = main.contains(stop) ? keyOf(stop) : null;
     return { open, orders, focus, x: window.scrollX, y: window.scrollY };
   }
 
   function restored({ open, orders, focus, x, y }) {
     const main = content();
-    main.querySelectorAll("details").forEach((one, at) => { one.open = open[at] ?? one.open; });
+    for (const one of main.querySelectorAll("details")) one.open = open.get(keyOf(one)) ?? one.open;
     for (const [id, [title, order]] of orders) {
       const heads = [...(document.getElementById(id)?.querySelectorAll("th") ?? [])];
       const head = heads.find((one) => one.textContent === title);
@@ -30,7 +44,8 @@
       for (let clicks = 0; head && clicks < 2 && head.getAttribute("aria-sort") !== order; clicks++)
         head.querySelector("button").click();
     }
-    if (focus >= 0) main.querySelectorAll(STOPS)[focus]?.focus({ preventScroll: true });
+    const stop = focus && [...main.querySelectorAll(STOPS)].find((one) => keyOf(one) === focus);
+    stop?.focus({ preventScroll: true });
     window.scrollTo(x, y);
   }
 
@@ -47,6 +62,7 @@
         const before = taken();
         goTo(null); // the mark goes
         content().replaceWith(document.adoptNode(fresh.getElementById("content")));
+        document.title = fresh.title;
         prepare();
         restored(before);
       }

@@ -12,6 +12,7 @@ from classgrad.page.html import Live, document
 from classgrad.page.markup import Markup, element
 from classgrad.page.summary import refuse_huge
 from classgrad.records import RunRecord
+from classgrad.report import label
 
 
 class Watched:
@@ -65,7 +66,7 @@ class Watched:
 
 def _unfinished(records: Sequence[RunRecord]) -> list[str]:
     return [
-        f"{record.method_name} on {record.benchmark}, seed {record.seed}: "
+        f"{label(record, records)} on {record.benchmark}, seed {record.seed}: "
         f"{len(record.accuracy_matrix)} of {len(record.tasks)} tasks learnt"
         for record in records
         if not record.complete
