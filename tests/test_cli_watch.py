@@ -10,6 +10,7 @@ import sys
 import webbrowser
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -284,3 +285,15 @@ def test_the_command_says_nothing_but_the_address_until_it_is_stopped(runs, numb
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
     assert (out, err, process.returncode) == ("", "", 128 + number)
+
+
+def test_a_connection_that_is_closed_before_it_is_read_is_no_error(runs, capsys):
+    with open_server(Watched([runs]), 0) as server:
+        one, other = socket.socketpair()
+        one.close()
+        other.close()
+        server.process_request_thread(one, ("here", 0))
+        assert capsys.readouterr().err == ""
+        with mock.patch.object(server, "finish_request", side_effect=ValueError("a fault")):
+            server.process_request_thread(one, ("here", 0))
+        assert "a fault" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 from classgrad.methods import METHODS
 
 ROOT = Path(__file__).parent.parent.parent
-KILLS = 30  # of each method
+KILLS = 20  # of each method
 
 
 @pytest.fixture(scope="module")

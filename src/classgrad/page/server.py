@@ -1,5 +1,6 @@
 """The page of runs on an address of this machine: made anew whenever a record has changed."""
 
+import errno
 import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -65,8 +66,13 @@ class Server(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def handle_error(self, *request: Any) -> None:
-        """Keep the terminal quiet when a browser goes away in the middle of an answer."""
-        if not isinstance(sys.exception(), ConnectionError):
+        """Keep the terminal quiet when a browser goes away in the middle of an answer.
+
+        So does this process when it is asked to: it closes a connection that a thread just opens.
+        """
+        error = sys.exception()
+        closed = isinstance(error, OSError) and error.errno == errno.EBADF
+        if not closed and not isinstance(error, ConnectionError):
             super().handle_error(*request)
 
 
