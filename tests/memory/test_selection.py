@@ -119,7 +119,17 @@ def test_the_stored_columns_are_the_strongest_of_the_joint_list(problem: Problem
         for i in others
     )
     assert set(chosen("official", memory, c, epsilon, group).stored) <= set(group)
-    assert chosen("plain", memory, c, epsilon, group).stored == []
+    plain, complete = (chosen(rule, memory, c, epsilon, group) for rule in ("plain", "complete"))
+    assert plain.stored == []
+    assert torch.equal(plain.new, complete.new)
+    own = np.concatenate([memory.basis[:, complete.stored], complete.new.numpy()], axis=1)
+    assert held(c, own) >= epsilon - 1e-12
+    if complete.stored:  # with none to spare
+        energies = {i: np.linalg.norm(memory.basis[:, i] @ c) for i in complete.stored}
+        weakest = min(energies, key=energies.get)
+        without = [i for i in complete.stored if i != weakest]
+        less = np.concatenate([memory.basis[:, without], complete.new.numpy()], axis=1)
+        assert held(c, less) < epsilon + 1e-12
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -74,7 +74,7 @@ def grow(oracle: Ledger, case: Case, rule: str, task: int, seen: dict[str, list]
         if rule in ("gpm", "GPM"):
             layer.pooled_task(seen[name], epsilon)
         elif task == 0:
-            layer.first_task(seen[name], epsilon, case.eta)
+            layer.first_task(seen[name], epsilon, case.eta, rule)
         else:
             layer.later_task(seen[name], epsilon, case.eta, rule)
         whole = [np.concatenate(seen[name], axis=1)]

@@ -47,7 +47,7 @@ def oracle_of(case: Case, rule: str, *, compat: bool = False) -> LayerMemory:
         if rule == "gpm":
             oracle.pooled_task(classes, epsilon)
         elif task == 0:
-            oracle.first_task(classes, epsilon, case.eta)
+            oracle.first_task(classes, epsilon, case.eta, rule)
         else:
             oracle.later_task(classes, epsilon, case.eta, rule)
     return oracle
@@ -159,6 +159,26 @@ def test_epsilon_one_protects_all_that_the_classes_span() -> None:
         basis = basis_of(learnt(CGP(epsilon=1.0, eta=1.0, rule=rule, correct_only=False), tasks))
         assert basis.shape[1] == 7
         assert all(held(c, basis) > 1 - 1e-12 for classes in tasks for c in classes)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_released_rule_adds_less_than_the_paper_s_and_that_less_than_none(groups: int) -> None:
+    # Ten tasks of two classes: all have a part in common, and those of a group their mean.
+    rng = np.random.default_rng(0)
+    shared = rng.standard_normal((150, 30)) * 0.9 ** np.arange(30)
+    mean = rng.standard_normal((150, 1))
+    classes = []
+    for number in range(20):
+        own = rng.standard_normal((150, 20)) * 0.85 ** np.arange(20)
+        parts = shared @ rng.standard_normal((30, 60)) + 0.7 * own @ rng.standard_normal((20, 60))
+        classes.append(parts + 3 * mean * (groups == 1 or number % 2))
+    tasks = [classes[number : number + 2] for number in range(0, 20, 2)]
+    values = {"epsilon": 0.95, "energy_step": 0, "correct_only": False}
+    ranks = [
+        basis_of(learnt(CGP(**values, eta=eta, rule=rule), tasks)).shape[1]
+        for eta, rule in ((0.5, "official"), (0.5, "alg1"), (1.0, "alg1"), (0.5, "joint"))
+    ]
+    assert ranks == sorted(set(ranks)), ranks
 
 
 def test_opposite_classes_do_not_share_a_group() -> None:

@@ -67,13 +67,18 @@ class LayerMemory:
         """GPM: one matrix for all classes of the task."""
         self.append(self.plain(np.concatenate(classes, axis=1), epsilon))
 
-    def first_task(self, classes: list[np.ndarray], epsilon: float, eta: float) -> None:
+    def first_task(
+        self, classes: list[np.ndarray], epsilon: float, eta: float, rule: str = ""
+    ) -> None:
         """CGP, τ = 1: classes above η are concatenated before they are decomposed."""
         groups = [self._enter(c, eta) for c in classes]
         for group in dict.fromkeys(groups):
             members = [c for c, own in zip(classes, groups, strict=True) if own == group]
-            new = self.append(self.plain(np.concatenate(members, axis=1), epsilon))
-            self.columns[group] += new
+            c = np.concatenate(members, axis=1)
+            vectors = self.plain(c, epsilon)
+            if rule == "official":
+                self.columns[group] += self.standing(c, epsilon, vectors)
+            self.columns[group] += self.append(vectors)
 
     def later_task(self, classes: list[np.ndarray], epsilon: float, eta: float, rule: str) -> None:
         """CGP, τ > 1: class by class, those above η by base refining."""
@@ -82,6 +87,8 @@ class LayerMemory:
             group = self._enter(c, eta)
             if group == known:
                 vectors = self.plain(c, epsilon)
+                if rule == "official":
+                    self.columns[group] += self.standing(c, epsilon, vectors)
             elif rule == "official":
                 vectors = self.official(c, epsilon, self.columns[group])
             else:
@@ -93,6 +100,15 @@ class LayerMemory:
         delta, (values, u) = energies_along(c, self.basis), directions(outside(c, self.basis))
         target = epsilon * energy(c) - sum(delta)
         return self._cut(c, values, u, self._count(c, values, target))
+
+    def standing(self, c: np.ndarray, epsilon: float, vectors: np.ndarray) -> list[int]:
+        """The strongest columns of S that hold ε ||C||² together with new vectors."""
+        delta = np.asarray(energies_along(c, self.basis))
+        order = np.argsort(-delta, kind="stable")
+        target = epsilon * energy(c) - sum(energies_along(c, vectors))
+        count = self._count(c, delta[order], target)
+        self._cut(c, delta[order], self.basis[:, order], count)
+        return order[:count].tolist()
 
     def alg1(self, c: np.ndarray, epsilon: float) -> np.ndarray:
         """The residual ones among the first k of [δ, σ²], k the rank of C alone; at most m."""

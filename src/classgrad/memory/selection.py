@@ -10,7 +10,7 @@ another one only in how many columns of U it adds.
   what `plain` adds. The class may then be held by less than ε.
 - `joint` adds what U has among the first of sorted L that reach ε E; at least what `plain` adds.
 - `official` adds what the residual has among the first m of L, where L and m are relative to the
-  directions of one group only; often nothing.
+  directions of one group only; often nothing. Its groups begin with `complete`.
 """
 
 from typing import NamedTuple
@@ -37,6 +37,20 @@ def plain(basis: Tensor, c: Representation, epsilon: float) -> Selection:
     delta, values, vectors = c.split_by(basis)
     count = smallest_rank(values, epsilon * c.energy() - float(delta.sum()))
     return Selection(vectors[:, :count], [])
+
+
+def complete(basis: Tensor, c: Representation, epsilon: float) -> Selection:
+    """Add what `plain` adds; with these, the strongest stored directions that hold ε are its own.
+
+    So a class that opens a group leaves it with directions that stand for all of it, as in the
+    released scripts, where every group has a basis for itself.
+    """
+    delta, values, vectors = c.split_by(basis)
+    count = smallest_rank(values, epsilon * c.energy() - float(delta.sum()))
+    strongest = delta.sort(descending=True, stable=True)
+    missing = epsilon * c.energy() - float(values[:count].sum())
+    stored = strongest.indices[: smallest_rank(strongest.values, missing)]
+    return Selection(vectors[:, :count], sorted(stored.tolist()))
 
 
 def alg1(basis: Tensor, c: Representation, epsilon: float) -> Selection:

@@ -113,6 +113,11 @@ class CGP(Budgeted):
         """Return the prototype of a class at a layer: an empty one where refining is off."""
         return torch.zeros(0) if self.similarity >= 1 else c.prototype(name)
 
+    @property
+    def _opening(self) -> Callable[[Tensor, Representation, float], selection.Selection]:
+        """The rule for what opens a group."""
+        return selection.complete if self.rule == "official" else selection.plain
+
     def _grow_pooled(self, name: str, classes: list[ClassInputs], groups: Groups) -> None:
         pooled = Representation.pooled([c.representations[name] for c in classes])
         chosen = selection.plain(self._subspaces[name].basis, pooled, self.thresholds()[name])
@@ -130,7 +135,7 @@ class CGP(Budgeted):
             members.setdefault(group, []).append(c.representations[name])
         for group, parts in members.items():
             basis, pooled = self._subspaces[name].basis, Representation.pooled(parts)
-            chosen = selection.plain(basis, pooled, self.thresholds()[name])
+            chosen = self._opening(basis, pooled, self.thresholds()[name])
             groups.gain(group, chosen.stored + self.add(name, chosen.new))
 
     def _grow_later(self, name: str, classes: list[ClassInputs], groups: Groups) -> None:
@@ -141,7 +146,7 @@ class CGP(Budgeted):
             known = len(groups)
             group, cosine = groups.find(self._prototype(c, name), self.similarity)
             if group == known:
-                chosen = selection.plain(basis, own, epsilon)
+                chosen = self._opening(basis, own, epsilon)
             elif self.rule == "official":
                 chosen = selection.official(basis, own, epsilon, groups.columns[group])
             else:
