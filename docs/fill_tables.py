@@ -5,7 +5,8 @@ folders of runs, relative to the root of the repository. `<!-- faults -->` and `
 for tables from the JSON files of these names in `results`, `<!-- speed -->` and `<!-- saving -->`
 for tables from what `make bench` measured. `<!-- experiment: NAME -->` is for what came out of an
 experiment beside what the paper prints, `<!-- curve: NAME -->` for its average accuracy after each
-task and `<!-- room: NAME -->` for the directions its layers have in use, all from `results/paper`.
+task, `<!-- learnt: NAME -->` for how well tasks are told when they are learnt and in the end, and
+`<!-- room: NAME -->` for the directions its layers have in use, all from `results/paper`.
 """
 
 import json
@@ -22,7 +23,9 @@ from classgrad.report import markdown, number
 ROOT = Path(__file__).parent.parent
 RECIPE = "fast"  # of the runs that repeat the paper
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-PAPER = re.compile(r"(<!-- (experiment|curve|room): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PAPER = re.compile(
+    r"(<!-- (experiment|curve|learnt|room): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
+)
 FIGURES = re.compile(r"(<!-- (faults|fuzz|speed|saving) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -45,7 +48,12 @@ def filled(page: str) -> str:
         return match[1] + make(json.loads((ROOT / place).read_text(encoding="utf-8"))) + match[3]
 
     def paper(match: re.Match[str]) -> str:
-        make = {"experiment": beside_the_paper, "curve": curve, "room": room}[match[2]]
+        make = {
+            "experiment": beside_the_paper,
+            "curve": curve,
+            "learnt": learnt,
+            "room": room,
+        }[match[2]]
         return match[1] + make(experiments.load(match[3])) + match[4]
 
     return PAPER.sub(paper, FIGURES.sub(figures, TABLE.sub(table, page)))
@@ -97,6 +105,18 @@ def curve(experiment: experiments.Experiment) -> str:
             for task, row in enumerate(record.accuracy_matrix)
         ]
         rows.append([label, *(f"{mean:.1f}" for mean in means), *[""] * (count - len(means))])
+    return lines(rows)
+
+
+def learnt(experiment: experiments.Experiment) -> str:
+    """Return the mean accuracy on later tasks right after each was learnt, and in the end."""
+    rows = [["", "first task", "later tasks, when learnt", "later tasks, in the end"]]
+    for label, record in finished(experiment).items():
+        matrix = record.accuracy_matrix
+        then = [row[task] or 0.0 for task, row in enumerate(matrix)]
+        now = [value or 0.0 for value in matrix[-1]]
+        means = [sum(part[1:]) / len(part[1:]) for part in (then, now)]
+        rows.append([label, *(number(value) for value in (then[0], *means))])
     return lines(rows)
 
 
