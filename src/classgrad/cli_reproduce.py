@@ -236,7 +236,7 @@ def carry_out(
     with console.status("looking at data and settings"):
         streams = Streams(options.data_dir)
         streams.refuse_what_cannot_run(todo)
-        known = finished_records(place.folder) if todo else []
+        known = finished_records(place.folder, options.device) if todo else []
         estimate = Estimate(known, streams.facts, options.threads)
         seconds = [
             0.0 if state == "done" else estimate.of_job(job)

@@ -92,7 +92,11 @@ def test_records_that_cannot_be_read_or_are_not_complete_are_passed_over(tmp_pat
         found.complete = name != "half"
         found.save(tmp_path / name)
     (tmp_path / "bad" / "record.json").write_text("{")
+    for name, of in (("cuda", {"device": "cuda:0"}), ("several", {"processes": 2})):
+        (tmp_path / name).mkdir()
+        record(plan(), 2.0, **of).save(tmp_path / name)
     assert [found.seconds.total for found in finished_records(tmp_path)] == [1.0]
+    assert [found.seconds.total for found in finished_records(tmp_path, "cuda")] == [2.0]
     assert finished_records(tmp_path / "nowhere") == []
     strange = record(plan(), 1.0)
     strange.method = {"name": "forgotten"}

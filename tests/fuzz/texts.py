@@ -1,11 +1,16 @@
-"""Records and recipes."""
+"""Records, recipes and experiments."""
 
 import contextlib
 import io
 from pathlib import Path
 from typing import Any
 
-from classgrad import cli
+from rich.console import Console
+
+from classgrad import cli, experiments
+from classgrad.experiments.compare import compare
+from classgrad.experiments.jobs import of_experiments
+from classgrad.experiments.tables import comparison, plan_table
 from classgrad.plan import make_plan
 from classgrad.records import RunRecord
 from fuzz.target import Strategy, Target
@@ -48,6 +53,23 @@ RECIPE: dict[str, Any] = {
         "folder": {"network": "resnet18", "benchmark_options": {"image_size": 32}},
     },
 }
+EXPERIMENT: dict[str, Any] = {
+    "title": "mine",
+    "source": "a table",
+    "benchmark": "permuted-digits",
+    "tolerance": 1.0,
+    "note": "of two lines",
+    "lines": [
+        {
+            "label": "η = 0.5",
+            "method": "cgp",
+            "values": {"similarity": 0.5, "samples": {"fc*": 9}, "epochs": 2},
+            "recipes": {"paper": {"epochs": 3}},
+            "paper": {"accuracy": 74.12, "transfer": -1.78},
+        },
+        {"label": "GPM", "method": "gpm", "paper": {"accuracy": 72.25}, "note": "its own rate"},
+    ],
+}
 PLANS = (("permuted-digits", "cgp"), ("folder:x", "gpm"), ("split-digits", "ewc"))
 
 
@@ -86,7 +108,29 @@ def _changed_recipes(sound: bytes) -> Strategy:
     return changed(RECIPE).map(as_toml)
 
 
+def _make_experiment(folder: Path) -> Path:
+    path = folder / "mine.toml"
+    path.write_bytes(as_toml(EXPERIMENT))
+    return path
+
+
+def _show_experiment(folder: Path) -> None:
+    """List the runs of a table and compare it: what loads has to be fit to be shown."""
+    console = Console(file=io.StringIO(), markup=False)
+    experiment = experiments.load(str(folder / "mine.toml"))
+    for recipe in ("fast", "paper"):
+        jobs = of_experiments([experiment], recipe, [1, 2], folder / "runs")
+        states = [job.state() for job in jobs]
+        console.print(plan_table(jobs, states, [60.0] * len(jobs)))
+        console.print(comparison(experiment, compare(experiment, [RECORD], recipe)))
+
+
+def _changed_experiments(sound: bytes) -> Strategy:
+    return changed(EXPERIMENT).map(as_toml)
+
+
 TARGETS = (
     Target("record", _make_record, _show_record, _changed_records),
     Target("recipe", _make_recipe, _plan_with_recipe, _changed_recipes),
+    Target("experiment", _make_experiment, _show_experiment, _changed_experiments),
 )

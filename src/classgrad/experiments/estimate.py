@@ -115,15 +115,16 @@ def timed_step(plan: Plan, facts: Facts) -> float:
     return statistics.median(taken[WARM_UP:])
 
 
-def finished_records(out: Path) -> list[RunRecord]:
-    """Return the complete records of the runs in a folder."""
+def finished_records(out: Path, device: str = "cpu") -> list[RunRecord]:
+    """Return the complete records of a folder's runs, by one process on this kind of device."""
     found = []
     for path in sorted(out.glob(f"*/{FILE_NAME}")):
         try:
             record = RunRecord.load(path)
         except UserError:  # it is of no use for an estimate
             continue
-        if record.complete:
+        alike = record.device.partition(":")[0] == device.partition(":")[0]
+        if record.complete and alike and record.processes == 1:
             found.append(record)
     return found
 
