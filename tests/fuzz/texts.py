@@ -5,6 +5,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 
 from classgrad import cli, experiments
@@ -111,6 +112,7 @@ def _changed_recipes(sound: bytes) -> Strategy:
 def _make_experiment(folder: Path) -> Path:
     path = folder / "mine.toml"
     path.write_bytes(as_toml(EXPERIMENT))
+    cell_len("第")  # lets rich load its widths of characters now: loading code is not reading
     return path
 
 
