@@ -120,7 +120,7 @@ def run(
 
     from classgrad import run_parallel
     from classgrad.checkpoints import Keeper
-    from classgrad.distributed import join, leave
+    from classgrad.distributed import join, leave, world
     from classgrad.events import refuse_missing
     from classgrad.report import draw_matrices
     from classgrad.run_state import go_on, something_kept
@@ -132,9 +132,9 @@ def run(
     values = {**parse_settings(settings or []), **({"compile": True} if compiled else {})}
     seeds = parse_seeds(seed)
     groups = [make_plans(benchmark, method, network, recipe, one, values) for one in seeds]
-    plans = [plan for plans in groups for plan in plans]
-    run_parallel.agree(plans, device=device, fresh=fresh, resume=resume)
-    folders = [run_folder(out, plan) for plans in groups for plan in plans]
+    all_plans = [plan for plans in groups for plan in plans]
+    run_parallel.agree(all_plans, device=device, fresh=fresh, resume=resume)
+    folders = [run_folder(out, plan) for plan in all_plans]
     if resume and fresh:
         raise UserError("--resume and --fresh contradict each other: give one of them")
     if resume and not any(something_kept(folder) for folder in folders):
@@ -144,7 +144,8 @@ def run(
     tell = partial(console.print, soft_wrap=True)
     records: list[RunRecord] = []
     for plans in groups:
-        stream = load_stream(plans[0], data_dir)  # what methods learn does not differ between them
+        with world().errors_shared():  # one of several machines may lack the data
+            stream = load_stream(plans[0], data_dir)  # the same for all methods
         if not records:
             for plan in plans:  # whatever is wrong shows before the first run
                 Run(plan, stream, device=device)
