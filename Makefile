@@ -21,7 +21,7 @@ test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 fuzz: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=tests:src $(BIN)/python -m fuzz --out results/fuzz.json

@@ -10,6 +10,12 @@ from classgrad import cli
 from classgrad.loop import Loop
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with files that have slow tests, so that no process is left with them in the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(autouse=True)
 def global_chance_untouched():
     """No code under test may draw from PyTorch's global generator."""

@@ -10,6 +10,8 @@ import classgrad
 WORDS = ["run", "split-digits", "--method", "gpm", "--set", "epochs=1", "--set", "samples=20"]
 DRIVEN = str(processes.HERE / "driven.py")
 
+pytestmark = pytest.mark.slow
+
 
 def record(out):
     (found,) = out.glob("*/record.json")

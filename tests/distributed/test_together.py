@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 SIZES = (2, 3)
 CASES = [(name, size) for size in SIZES for name in together.runs(size)]
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def alone():

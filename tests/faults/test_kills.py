@@ -13,6 +13,8 @@ from classgrad.methods import METHODS
 ROOT = Path(__file__).parent.parent.parent
 KILLS = 20  # of each method
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def survivors(tmp_path_factory):
