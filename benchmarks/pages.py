@@ -73,7 +73,9 @@ UPDATES = [
     Column("processes", "ranks"),
     Column("samples of a class", "samples"),
     Column("base update, s", "update_seconds"),
-    Column("given to sums, MB", "update_bytes", 1e-6),
+    Column("given to sums, MB", "update_sums_bytes", 1e-6),
+    Column("handed on, MB", "update_handed_bytes", 1e-6),
+    Column("counts, kB", "update_counts_bytes", 1e-3),
     Column("on the wire per process, MB", "update_wire_bytes", 1e-6),
 ]
 STEPS = [

@@ -9,8 +9,9 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
@@ -29,7 +30,7 @@ from classgrad.tasks import Split, Task, TaskStream
 CLASSES, BATCH = 10, 64
 PER_CLASS = 130  # images to learn from: 20 batches, and enough for 125 samples
 RANKS = (1, 2, 3, 4)
-SAMPLES = (20, 125)  # of a class, behind its bases
+SAMPLES = (20, 60, 125)  # of a class, behind its bases
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -53,7 +54,8 @@ def study(
         row["apart_images_per_second"] = apart(ranks, network)
         found["ranks"].append(row)
         console.print(f"{ranks} processes", end=" ")
-    found["samples"] = [measured(2, network, SAMPLES[0]), found["ranks"][1]]
+    fewer = [measured(2, network, samples) for samples in SAMPLES[:-1]]
+    found["samples"] = [*fewer, found["ranks"][1]]
     console.print()
     TRAFFIC.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     fill()
@@ -103,42 +105,44 @@ def worker(network: str, samples: int, batch: int) -> None:
     marks: list[Mark] = []
 
     def mark(at: Any = None) -> None:
-        marks.append((time.perf_counter(), world().sent, on_loopback()))
+        marks.append(Mark(time.perf_counter(), on_loopback(), world().sent.copy()))
 
     run.observer = mark
     run.method.fit_task(run.net, data[0], run.fits(1))
-    training = difference(marks[1], marks[-1])  # the first step makes room for everything
+    training = marks[-1].since(marks[1])  # the first step makes room for everything
     steps = len(marks) - 2
     mark()
     run.method.end_task(run.net, data[0], torch.Generator().manual_seed(0))
     mark()
     if world().first:
-        seconds, sent, wire = (value / steps for value in training)
+        update = marks[-1].since(marks[-2])
+        seconds = training.seconds / steps
         found = {
             "ranks": world().size,
             "samples": samples,
             "step_seconds": seconds,
             "images_per_second": batch / seconds,
-            "step_bytes": sent,
-            "step_wire_bytes": wire / world().size,
+            "step_bytes": training.sent.total() / steps,
+            "step_wire_bytes": training.wire / steps / world().size,
             "gradient_bytes": gradient_bytes(run) if world().size > 1 else 0,
-        }
-        seconds, sent, wire = difference(marks[-2], marks[-1])
-        found |= {
-            "update_seconds": seconds,
-            "update_bytes": sent,
-            "update_wire_bytes": wire / world().size,
+            "update_seconds": update.seconds,
+            "update_wire_bytes": update.wire / world().size,
+            **{f"update_{kind}_bytes": update.sent[kind] for kind in ("sums", "handed", "counts")},
         }
         print(json.dumps(found))
     distributed.leave()
 
 
-Mark = tuple[float, int, int]  # time, bytes this process gave to others, bytes on the loopback
+class Mark(NamedTuple):
+    """A time, and bytes until then: all on the loopback, and what this process gave to others."""
 
+    seconds: float
+    wire: int
+    sent: Counter[str]
 
-def difference(one: Mark, other: Mark) -> Mark:
-    """Return what came between two marks."""
-    return other[0] - one[0], other[1] - one[1], other[2] - one[2]
+    def since(self, other: "Mark") -> "Mark":
+        """Return what came between the other mark and this."""
+        return Mark(self.seconds - other.seconds, self.wire - other.wire, self.sent - other.sent)
 
 
 def gradient_bytes(run: Run) -> int:

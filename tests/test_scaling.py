@@ -63,7 +63,9 @@ def test_every_number_of_the_tables_is_that_of_the_file():
         "processes": lambda row: row["ranks"],
         "samples of a class": lambda row: row["samples"],
         "base update, s": lambda row: row["update_seconds"],
-        "given to sums, MB": lambda row: row["update_bytes"] / 1e6,
+        "given to sums, MB": lambda row: row["update_sums_bytes"] / 1e6,
+        "handed on, MB": lambda row: row["update_handed_bytes"] / 1e6,
+        "counts, kB": lambda row: row["update_counts_bytes"] / 1e3,
         "on the wire per process, MB": lambda row: row["update_wire_bytes"] / 1e6,
     }
     counts = FOUND["paper"]
@@ -262,7 +264,8 @@ def test_one_process_sends_nothing_and_has_its_times(monkeypatch, capsys):
     assert (found["ranks"], found["samples"], found["step_bytes"]) == (1, 2, 0)
     assert found["step_seconds"] > 0
     assert found["images_per_second"] == pytest.approx(32 / found["step_seconds"])
-    assert found["update_seconds"] > found["update_bytes"] == 0
+    assert found["update_seconds"] > 0
+    assert [found[f"update_{kind}_bytes"] for kind in ("sums", "handed", "counts")] == [0, 0, 0]
 
 
 def test_the_study_of_traffic_writes_its_file_and_fills_the_page(tmp_path, monkeypatch):
@@ -283,6 +286,10 @@ def test_the_study_of_traffic_writes_its_file_and_fills_the_page(tmp_path, monke
         (3, 300),
         (4, 400),
     ]
-    assert [(row["ranks"], row["samples"]) for row in found["samples"]] == [(2, 20), (2, 125)]
+    assert [(row["ranks"], row["samples"]) for row in found["samples"]] == [
+        (2, 20),
+        (2, 60),
+        (2, 125),
+    ]
     assert found["command"].startswith("python -m benchmarks.traffic")
     assert done == ["page"]

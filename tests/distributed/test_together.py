@@ -1,6 +1,7 @@
 """Several processes learn what one would: gradients, weights, bases, scores; and what they send."""
 
 import json
+import math
 
 import processes
 import pytest
@@ -96,10 +97,21 @@ def test_a_step_sends_its_gradients_and_the_loss(several, size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_a_base_update_sends_does_not_grow_with_the_samples(several, size):
+def test_what_a_base_update_sums_does_not_depend_on_the_samples(several, size):
     sent = said(several, size)["traffic"]
-    updates = {
-        key[7:]: value - sent[f"bases {key[7:]}"] for key, value in sent.items() if "upd" in key
-    }
-    assert updates["16 90"] == pytest.approx(updates["16 11"], rel=0.02)
-    assert updates["4 11"] == pytest.approx(updates["16 11"], rel=0.02)
+    few, all_there_are, some, many = "4 11", "11 11", "16 90", "90 90"
+    sums = {sent[f"sums {samples}"] for samples in (few, all_there_are, some, many)}
+    assert len(sums) == 1
+    # A round of batches: whether there is one, whether it was bad, and three numbers a class.
+    classes, rounds = 3, math.ceil(3 * 90 / 64 / size) - 1
+    more = sent[f"counts {many}"] - sent[f"counts {some}"]
+    assert more == rounds * (8 + 8 + 3 * 8 * classes * size)
+    assert sent[f"counts {few}"] == sent[f"counts {some}"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_a_base_update_hands_on_is_what_it_found(several, size):
+    sent = said(several, size)["traffic"]
+    rest = [sent[key.replace("bases", "handed")] - sent[key] for key in sent if "bases" in key]
+    assert len(rest) == 4
+    assert all(0 < one < 4000 for one in rest), rest

@@ -163,21 +163,20 @@ def traffic() -> dict[str, int]:
     """Return bytes that a process sends, in the steps of a task and in its base update."""
     found = {}
     run = made("finetune")
-    before = world().sent
+    before = world().sent.total()
     run.method.fit_task(run.net, run.stream[0], run.fits(1))
     parameters = list(run.method.parameters(run.net, [run.stream[0]]))
     found["steps"] = run.steps
     found["gradients"] = sum(p.nbytes for p in parameters)
-    found["training"] = world().sent - before
-    for samples, per_class in ((4, 11), (16, 11), (16, 90)):
+    found["training"] = world().sent.total() - before
+    for samples, per_class in ((4, 11), (11, 11), (16, 90), (90, 90)):
         # Of a network that is not trained, so no class is left out for being told wrong.
         run = made("cgp", samples=samples, per_class=per_class, correct_only=False)
-        before = world().sent
+        before = world().sent.copy()
         run.method.end_task(run.net, run.stream[0], torch.Generator().manual_seed(0))
-        found[f"update {samples} {per_class}"] = world().sent - before
-        found[f"bases {samples} {per_class}"] = sum(
-            s.memory_bytes for s in run.method.subspaces.values()
-        )
+        size = f"{samples} {per_class}"
+        found |= {f"{kind} {size}": n for kind, n in (world().sent - before).items()}
+        found[f"bases {size}"] = sum(s.memory_bytes for s in run.method.subspaces.values())
     return found
 
 

@@ -60,7 +60,7 @@ class _Loss(nn.Module):
 def _average(here: World, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
     """Average some gradients over processes, and count their bytes."""
     values = bucket.buffer().div_(here.size)
-    here.sent += values.nbytes
+    here.sent["sums"] += values.nbytes
     work = distributed.all_reduce(values, async_op=True)
     assert work is not None
     averaged: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])

@@ -9,6 +9,7 @@ nothing here does or costs anything.
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,7 +58,9 @@ class World:
     ) -> None:
         self.rank, self.size, self._store = rank, size, store
         self.cut: Cut | None = None  # of the batch at hand, while it is cut among processes
-        self.sent = 0  # bytes this process has given to others, each counted once
+        # Bytes this process has given to others, each counted once: "sums" of what was computed,
+        # what one "handed" to all, and "counts", whole numbers with which they agree.
+        self.sent: Counter[str] = Counter()
 
     @property
     def first(self) -> bool:
@@ -134,11 +137,11 @@ class World:
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over processes."""
-        return self._sent(values, distributed.all_reduce)
+        return self._sent(_kind(values), values, distributed.all_reduce)
 
     def sum_in_first(self, values: Tensor) -> Tensor:
         """Return the sum over processes in the first; what others get is worth nothing."""
-        return self._sent(values, lambda total: distributed.reduce(total, 0))
+        return self._sent(_kind(values), values, lambda total: distributed.reduce(total, 0))
 
     def largest(self, values: Sequence[int]) -> list[int]:
         """Return the largest over processes of each value."""
@@ -146,7 +149,7 @@ class World:
             return list(values)
         found = torch.tensor(values, dtype=torch.int64)
         return self._sent(
-            found, lambda most: distributed.all_reduce(most, distributed.ReduceOp.MAX)
+            "counts", found, lambda most: distributed.all_reduce(most, distributed.ReduceOp.MAX)
         ).tolist()
 
     def any(self, value: bool) -> bool:
@@ -165,7 +168,7 @@ class World:
 
     def from_first(self, values: Tensor) -> Tensor:
         """Return what the first process has; the others have values of the same shape."""
-        return self._sent(values, lambda found: distributed.broadcast(found, 0))
+        return self._sent("handed", values, lambda found: distributed.broadcast(found, 0))
 
     def level(self, tensors: Iterable[Tensor]) -> None:
         """Let these hold what the first process has."""
@@ -183,7 +186,7 @@ class World:
             return content
 
         def given(values: Tensor) -> Tensor:
-            return self._sent(values, lambda found: distributed.broadcast(found, rank))
+            return self._sent("handed", values, lambda found: distributed.broadcast(found, rank))
 
         length = int(given(torch.tensor(len(content))))
         found = torch.zeros(length, dtype=torch.uint8)
@@ -217,12 +220,12 @@ class World:
         if self.any(error is not None):
             raise error or UserError("the first process of the run cannot go on")
 
-    def _sent(self, values: Tensor, work: Callable[[Tensor], object]) -> Tensor:
+    def _sent(self, kind: str, values: Tensor, work: Callable[[Tensor], object]) -> Tensor:
         """Return what becomes of a copy of these values when all processes give theirs."""
         if self.size == 1:
             return values
         found = values.detach().clone(memory_format=torch.contiguous_format)
-        self.sent += found.nbytes
+        self.sent[kind] += found.nbytes
         with self.watched():
             work(found)
         return found
@@ -278,6 +281,10 @@ class World:
             self._store.wait([f"heard {rank}" for rank in range(1, self.size)], PATIENCE)
         except RuntimeError:
             return  # they are gone
+
+
+def _kind(values: Tensor) -> str:
+    return "sums" if values.is_floating_point() else "counts"
 
 
 class _Gathered(torch.autograd.Function):
