@@ -8,7 +8,7 @@ from typing import Any
 from rich.cells import cell_len
 from rich.console import Console
 
-from classgrad import cli, experiments
+from classgrad import cli_show, experiments
 from classgrad.experiments.compare import compare
 from classgrad.experiments.jobs import of_experiments
 from classgrad.experiments.tables import comparison, plan_table
@@ -84,10 +84,10 @@ def _show_record(folder: Path) -> None:
     """Show the record in every way there is: what loads has to be fit to be shown."""
     one, other = str(folder), str(folder / "other")
     with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")):
-        cli.show([one], as_json=True)
-        cli.show([one])
-        cli.show([one, other])
-        cli.show([one, other], as_markdown=True)
+        cli_show.show([one], as_json=True)
+        cli_show.show([one])
+        cli_show.show([one, other])
+        cli_show.show([one, other], as_markdown=True)
 
 
 def _changed_records(sound: bytes) -> Strategy:
