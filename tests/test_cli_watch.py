@@ -14,6 +14,7 @@ from unittest import mock
 
 import pytest
 
+from classgrad.checkpoints import Lock
 from classgrad.errors import UserError
 from classgrad.page import server as module
 from classgrad.page import watched as watching
@@ -173,6 +174,17 @@ def test_folders_without_runs_wait_for_them(tmp_path, exists):
 def test_a_run_that_failed_in_its_first_task_is_waited_for(runs):
     rewrite(runs / "cgp", accuracy_matrix=[], layers=[], classes=[], complete=False)
     assert NOTHING in Watched([runs]).page()
+
+
+def test_a_run_that_was_cut_short_is_told_from_one_that_goes_on(runs):
+    rewrite(runs / "cgp", complete=False)
+    watched = Watched([runs])
+    with Lock(runs / "cgp"):
+        going, text = watched.version(), watched.page()
+        assert "tasks learnt" in text
+        assert "cut short" not in text
+    assert watched.version() != going
+    assert "tasks learnt, cut short: the command that began it goes on with it" in watched.page()
 
 
 @pytest.mark.parametrize("content", ["", '{"schema_version": 1, "bench', "[]", "\x00\xff"])

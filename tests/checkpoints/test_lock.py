@@ -13,7 +13,7 @@ import pytest
 
 from classgrad import UserError
 from classgrad.checkpoints import Lock, lock
-from classgrad.checkpoints.lock import start_of
+from classgrad.checkpoints.lock import in_use, start_of
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
@@ -96,6 +96,24 @@ def test_a_lock_of_a_process_that_is_gone_is_taken_over(tmp_path, sleeper):
 def test_a_lock_whose_number_now_belongs_to_another_process_is_taken_over(tmp_path, sleeper):
     write_lock(tmp_path, pid=sleeper.pid)
     takes_over(tmp_path)
+
+
+def test_others_can_see_whether_a_folder_is_in_use(tmp_path, sleeper):
+    assert not in_use(tmp_path)
+    with Lock(tmp_path):
+        assert in_use(tmp_path)
+    assert not in_use(tmp_path)
+    write_lock(tmp_path, pid=sleeper.pid, started=start_of(sleeper.pid))
+    assert in_use(tmp_path)
+    write_lock(tmp_path, started="in another container")
+    assert not in_use(tmp_path)
+    with open(tmp_path / "lock.json") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert in_use(tmp_path)
+    write_lock(tmp_path, host="elsewhere")
+    assert in_use(tmp_path)
+    (tmp_path / "lock.json").write_text("{")
+    assert not in_use(tmp_path)
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ class Lock:
         """Put the finished file in the place of one whose owner is dead."""
         try:
             with open(self.path, "rb+") as old:
-                owner, free = self._owner(old.read(LARGEST)), _lock(old.fileno())
+                owner, free = owner_in(self.path, old.read(LARGEST)), _lock(old.fileno())
                 if not _is_at(old.fileno(), self.path):
                     return False
                 if owner.host != socket.gethostname() or owner.runs_here():
@@ -127,15 +127,6 @@ class Lock:
             return False
         return True
 
-    def _owner(self, content: bytes) -> Owner:
-        with suppress(BadCheckpoint):
-            match parse_json(content):
-                case {"pid": int(pid), "host": str(host), "started": str(started)}:
-                    return Owner(pid, host, started)
-        raise UserError(
-            f"'{self.path}' is not a lock of classgrad: remove it if no process uses the folder"
-        )
-
     def _refusal(self, owner: Owner) -> InUse:
         remedy = "wait until it ends, or stop it"
         if not owner.runs_here():
@@ -144,6 +135,27 @@ class Lock:
             f"'{self.folder}' is in use by process {shown(owner.pid)} on '{shown(owner.host)}': "
             f"{remedy}"
         )
+
+
+def owner_in(path: Path, content: bytes) -> Owner:
+    """Return the owner that a lock of this name and content tells of."""
+    with suppress(BadCheckpoint):
+        match parse_json(content):
+            case {"pid": int(pid), "host": str(host), "started": str(started)}:
+                return Owner(pid, host, started)
+    raise UserError(f"'{path}' is not a lock of classgrad: remove it if no process uses the folder")
+
+
+def in_use(folder: Path) -> bool:
+    """Tell whether a process uses a folder; of one of another host its lock is believed."""
+    path = folder / FILE_NAME
+    try:
+        with open(path, "rb") as lock:
+            owner = owner_in(path, lock.read(LARGEST))
+            elsewhere = owner.host != socket.gethostname()
+            return elsewhere or owner.runs_here() or not _lock(lock.fileno(), shared=True)
+    except (OSError, UserError):
+        return False
 
 
 def start_of(pid: int) -> str:
@@ -171,10 +183,10 @@ def _fill(handle: int) -> None:
     _lock(handle)
 
 
-def _lock(handle: int) -> bool:
+def _lock(handle: int, *, shared: bool = False) -> bool:
     """Get the kernel's lock on an open file; tell whether that was possible."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError:
         return False  # somebody has it, or the filesystem has no locks
     return True

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
+from classgrad.checkpoints.lock import in_use
 from classgrad.errors import UserError
 from classgrad.page import page
 from classgrad.page.found import record_files
@@ -28,14 +29,15 @@ class Watched:
         return [file for file in record_files(self.runs) if file.is_file()]
 
     def version(self) -> str:
-        """Return what changes when a record comes, goes or changes."""
+        """Return what changes when a record comes, goes or changes, and when its run ends."""
         seen = hashlib.sha256()
         for file in self.files():
             try:
                 state = file.stat()
             except OSError:  # it has gone since it was found
                 continue
-            seen.update(repr((str(file), state.st_mtime_ns, state.st_size)).encode())
+            known = str(file), state.st_mtime_ns, state.st_size, in_use(file.parent)
+            seen.update(repr(known).encode())
         return seen.hexdigest()[:16]
 
     def page(self) -> str:
@@ -48,15 +50,16 @@ class Watched:
 
     def make(self, version: str) -> str:
         """Make the page of what can be read, with a note on what cannot."""
-        records, notes = [], []
+        records, cut, notes = [], [], []
         for file in self.files():
             try:
                 record = RunRecord.load(file)
                 refuse_huge(record)
                 records.append(record)
+                cut.append(not in_use(file.parent))
             except UserError as error:
                 notes.append(f"Left out: {error}")
-        live = Live(version, _list([*_unfinished(records), *notes]))
+        live = Live(version, _list([*_unfinished(records, cut), *notes]))
         begun = [record for record in records if record.accuracy_matrix]
         if begun:
             return page(begun, live=live)
@@ -64,11 +67,12 @@ class Watched:
         return document(title, "This page shows the first one when it has.", [], live)
 
 
-def _unfinished(records: Sequence[RunRecord]) -> list[str]:
+def _unfinished(records: Sequence[RunRecord], cut: Sequence[bool]) -> list[str]:
     return [
         f"{label(record, records)} on {record.benchmark}, seed {record.seed}: "
         f"{len(record.accuracy_matrix)} of {len(record.tasks)} tasks learnt"
-        for record in records
+        + (", cut short: the command that began it goes on with it" if short else "")
+        for record, short in zip(records, cut, strict=True)
         if not record.complete
     ]
 
