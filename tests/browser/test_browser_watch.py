@@ -75,6 +75,26 @@ def test_what_a_reader_did_to_the_page_stays(opened, served):
     assert tab.evaluate("document.activeElement.textContent") == "method"
 
 
+def test_what_a_reader_did_to_a_benchmark_stays_with_it_when_another_comes_before(opened, served):
+    runs, address = served
+    for method in ("cgp", "gpm"):
+        learnt(method, runs / "z")
+    tab = opened(address, at=address)
+    own = tab.locator("section[data-stream*=permuted-digits]")
+    method = own.locator("table.sortable thead th").filter(has_text="method")
+    method.get_by_role("button").click()
+    method.get_by_role("button").click()
+    assert names(tab) == ["gpm", "cgp"]
+    own.locator("summary").first.click()
+    learnt("finetune", runs / "a", benchmark="another")
+    tab.locator("h2").filter(has_text="another").wait_for()
+    other = tab.locator("section[data-stream*=another]")
+    assert other.get_attribute("id") == "benchmark-1"
+    assert other.locator("details[open]").count() == 0
+    assert own.locator("details").first.get_attribute("open") is not None
+    assert method.get_attribute("aria-sort") == "descending"
+
+
 def test_an_opened_run_stays_the_opened_one_when_another_overtakes_it(opened, served):
     runs, address = served
     learnt("cgp", runs, average_accuracy=90.0)

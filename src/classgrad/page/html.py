@@ -117,6 +117,7 @@ def _section(section: Section, title: str) -> Markup:
         *([folded("Where the paper's figures are from", _defined(papers))] if papers else []),
         *(_figure(figure) for figure in figures(section)),
         id=f"benchmark-{section.number}",
+        data_stream=section.key,
     )
 
 

@@ -77,7 +77,8 @@ class Row:
 class Section:
     """What is to be said of one benchmark with its options."""
 
-    number: int  # from 1
+    number: int  # from 1, in the order of the page
+    key: str  # of the benchmark and its options, whatever else is on the page
     title: str
     rows: list[Row]  # best accuracy first
     reference: Row
@@ -106,8 +107,8 @@ def sections(records: Sequence[RunRecord], against: str | None = None) -> list[S
         streams.setdefault(key, []).append(record)
     titles = _titles([group[0] for group in streams.values()])
     found = [
-        _section(number, title, group, against)
-        for number, (title, group) in enumerate(zip(titles, streams.values(), strict=True), 1)
+        _section(number, key, title, group, against)
+        for number, (title, (key, group)) in enumerate(zip(titles, streams.items(), strict=True), 1)
     ]
     labels = [row.label for section in found for row in section.rows]
     if against is not None and against not in labels:
@@ -136,7 +137,9 @@ def _numbers(value: object) -> Iterator[float]:
             yield from _numbers(part)
 
 
-def _section(number: int, title: str, records: list[RunRecord], against: str | None) -> Section:
+def _section(
+    number: int, key: str, title: str, records: list[RunRecord], against: str | None
+) -> Section:
     groups = [_once(group) for group in grouped(records)]
     firsts = [group[0] for group in groups]
     printed = printed_lines(firsts)
@@ -147,7 +150,7 @@ def _section(number: int, title: str, records: list[RunRecord], against: str | N
     rows.sort(key=lambda row: (not row.complete, -row.accuracy.mean if row.accuracy else 0.0))
     reference = next((row for row in rows if row.label == against), rows[0])
     longest = max((record.tasks for record in records), key=len)
-    return Section(number, title, rows, reference, longest)
+    return Section(number, key, title, rows, reference, longest)
 
 
 def _titles(records: Sequence[RunRecord]) -> list[str]:

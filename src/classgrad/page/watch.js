@@ -12,7 +12,7 @@
   function keyOf(one) {
     const named = one.querySelector("summary") ?? one;
     return [
-      one.closest("section")?.id,
+      one.closest("section")?.dataset.stream,
       one.closest("figure")?.querySelector("h3").textContent,
       one.closest(".runs")?.previousElementSibling.textContent,
       one.closest(".panel")?.querySelector("h4")?.firstChild.textContent,
@@ -27,7 +27,7 @@
     const orders = new Map();
     for (const table of main.querySelectorAll("table.sortable")) {
       const head = sorted(table);
-      if (head) orders.set(table.id, [head.textContent, head.getAttribute("aria-sort")]);
+      if (head) orders.set(keyOf(table), [head.textContent, head.getAttribute("aria-sort")]);
     }
     const stop = document.activeElement;
     const focus = main.contains(stop) ? keyOf(stop) : null;
@@ -37,9 +37,9 @@
   function restored({ open, orders, focus, x, y }) {
     const main = content();
     for (const one of main.querySelectorAll("details")) one.open = open.get(keyOf(one)) ?? one.open;
-    for (const [id, [title, order]] of orders) {
-      const heads = [...(document.getElementById(id)?.querySelectorAll("th") ?? [])];
-      const head = heads.find((one) => one.textContent === title);
+    for (const table of main.querySelectorAll("table.sortable")) {
+      const [title, order] = orders.get(keyOf(table)) ?? [];
+      const head = [...table.querySelectorAll("th")].find((one) => one.textContent === title);
       // A click turns the order round: two are enough.
       for (let clicks = 0; head && clicks < 2 && head.getAttribute("aria-sort") !== order; clicks++)
         head.querySelector("button").click();
