@@ -3,10 +3,11 @@
 A page marks the place of a table with `<!-- table: FOLDER -->` and `<!-- end -->`; FOLDER holds the
 folders of runs, relative to the root of the repository. `<!-- faults -->` and `<!-- fuzz -->` are
 for tables from the JSON files of these names in `results`, `<!-- speed -->` and `<!-- saving -->`
-for tables from what `make bench` measured. `<!-- experiment: NAME -->` is for what came out of an
-experiment beside what the paper prints, `<!-- curve: NAME -->` for its average accuracy after each
-task, `<!-- learnt: NAME -->` for how well tasks are told when they are learnt and in the end, and
-`<!-- room: NAME -->` for the directions its layers have in use, all from `results/paper`.
+for tables from what `make bench` measured, `<!-- free -->` for one from `results/free.json`.
+`<!-- experiment: NAME -->` is for what came out of an experiment beside what the paper prints,
+`<!-- curve: NAME -->` for its average accuracy after each task, `<!-- learnt: NAME -->` for how
+well tasks are told when they are learnt and in the end, and `<!-- room: NAME -->` for the
+directions its layers have in use, all from `results/paper`.
 """
 
 import json
@@ -26,7 +27,7 @@ TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PAPER = re.compile(
     r"(<!-- (experiment|curve|learnt|room): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
-FIGURES = re.compile(r"(<!-- (faults|fuzz|speed|saving) -->\n).*?(<!-- end -->)", re.DOTALL)
+FIGURES = re.compile(r"(<!-- (faults|fuzz|speed|saving|free) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(page: str) -> str:
@@ -44,6 +45,7 @@ def filled(page: str) -> str:
             "fuzz": (fuzz, "results/fuzz.json"),
             "speed": (speed, "benchmarks/results.json"),
             "saving": (saving, "benchmarks/results.json"),
+            "free": (free, "results/free.json"),
         }[match[2]]
         return match[1] + make(json.loads((ROOT / place).read_text(encoding="utf-8"))) + match[3]
 
@@ -66,10 +68,13 @@ def paper_records() -> list[RunRecord]:
 
 def beside_the_paper(experiment: experiments.Experiment) -> str:
     """Return measured and published figures of an experiment."""
-    rows = [["", "ACC %", "BWT", "paper ACC %", "paper BWT", "difference", "repeated", "minutes"]]
+    heads = ["", "ACC %", "BWT", "paper ACC %", "paper BWT", "difference", "repeated", "minutes"]
     records = paper_records()
     found = experiment.records(records, RECIPE)
-    for row in compare(experiment, records, RECIPE):
+    compared = compare(experiment, records, RECIPE)
+    sized = any(row.capacity.published for row in compared)
+    rows = [heads + ["size %", "paper size %"] * sized]
+    for row in compared:
         taken = [record.seconds.total / 60 for record in found[row.label] if record.complete]
         rows.append(
             [
@@ -81,6 +86,7 @@ def beside_the_paper(experiment: experiments.Experiment) -> str:
                 number(row.accuracy.difference, signed=True),
                 {None: "-", True: "yes", False: "**no**"}[row.repeated] if row.seeds else "not run",
                 f"{sum(taken) / len(taken):.0f}" if taken else "-",
+                *([f"{size:.0f}" if size else "-" for size in row.sizes] * sized),
             ]
         )
     return lines(rows)
@@ -179,6 +185,16 @@ def saving(found: dict[str, Any]) -> str:
     for row in found["measurements"]["saving"]:
         values = [row["ours"]["value"], row["reference"]["value"], row["figure"]]
         rows.append([row["what"], *(f"{value:.2g}" for value in values), row["required"]])
+    return lines(rows)
+
+
+def free(found: dict[str, Any]) -> str:
+    """Return a table of the energy of new inputs that bases leave free after one task."""
+    names = [layer["name"] for layer in found["lines"][0]["layers"]]
+    rows = [["", *names]]
+    for line in found["lines"]:
+        shares = [f"{100 * x['next']:.1f} ({100 * x['own']:.1f})" for x in line["layers"]]
+        rows.append([line["label"], *shares])
     return lines(rows)
 
 

@@ -111,7 +111,7 @@ def reproduce(
             return
         records = [record for job in place.look(listed) if (record := job.record())]
     for experiment in found:
-        console.print(comparison(experiment, compare(experiment, records, recipe)))
+        console.print(comparison(experiment, compare(experiment, records, recipe), recipe))
     tell_failures(ended)
 
 

@@ -97,9 +97,27 @@ def test_the_table_fits_80_columns_and_shows_what_is_missing(experiment):
         for seed in (1, 2)
     ]
     console = Console(file=io.StringIO(), width=80)
-    console.print(comparison(experiment, compare(experiment, records, "fast")))
+    console.print(comparison(experiment, compare(experiment, records, "fast"), "fast"))
     shown = console.file.getvalue()
     assert max(len(line) for line in shown.splitlines()) <= 80
     assert "…" not in shown
     assert "71.50 ± 0.7" in shown
     assert all(line.label.split(",")[0] in shown for line in experiment.lines)
+
+
+def test_the_table_says_what_was_run_and_what_is_to_be_known_of_it():
+    experiment = experiments.load("superclass")
+    done = record(experiment, "DEN, image", 1, 50.0, -1.0).model_copy(update={"capacity": 190.6})
+    console = Console(file=io.StringIO(), width=80)
+    console.print(comparison(experiment, compare(experiment, [done], "fast"), "fast"))
+    shown = console.file.getvalue().split("\n")
+    title = " ".join(" ".join(shown[:3]).split())
+    assert title.startswith("superclass: CIFAR-100 superclasses (paper, table 2); recipe fast")
+    (line,) = (one.split() for one in shown if one.startswith(" DEN, image"))
+    assert line[-2:] == ["191", "(191)"]
+    (line,) = (one.split() for one in shown if one.startswith(" PGN, image"))
+    assert line[-2:] == ["-", "(271)"]
+    assert "scrambles its pixels" in " ".join(" ".join(shown).split())
+    notes = experiments.load("cifar100")
+    console.print(comparison(notes, compare(notes, [], "fast"), "fast"))
+    assert "finetune: the paper has it in its table of components." in console.file.getvalue()

@@ -40,6 +40,11 @@ class Row:
     capacity: Figure
 
     @property
+    def sizes(self) -> tuple[float | None, float | None]:
+        """Measured and published capacity."""
+        return self.capacity.mean, self.capacity.published
+
+    @property
     def repeated(self) -> bool | None:
         """Whether both accuracy and transfer come near, where both can be compared."""
         verdicts = [self.accuracy.repeated, self.transfer.repeated]

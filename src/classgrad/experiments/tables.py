@@ -29,25 +29,34 @@ def plan_table(jobs: Sequence[Job], states: Sequence[State], seconds: Sequence[f
     return found
 
 
-def comparison(experiment: Experiment, rows: Sequence[Row]) -> Table:
-    """Return measured and published figures, and whether they agree."""
-    found = plain_table(f"{experiment.name}: {experiment.title} ({experiment.source})")
-    found.caption = (
-        f"diff.: of ACC; repeated: ACC and BWT within {experiment.tolerance:g} of the paper's"
+def comparison(experiment: Experiment, rows: Sequence[Row], recipe: str) -> Table:
+    """Return measured and published figures, whether they agree, and what is to be known of it."""
+    found = plain_table(
+        f"{experiment.name}: {experiment.title} ({experiment.source}); recipe {recipe}"
+    )
+    found.caption = "\n".join(
+        [
+            f"repeated: ACC and BWT within {experiment.tolerance:g} of the paper's",
+            *([experiment.note.strip()] if experiment.note else []),
+            *(f"{line.label}: {line.note}." for line in experiment.lines if line.note),
+        ]
     )
     found.caption_justify = "left"
+    sized = any(row.capacity.published for row in rows)
     found.add_column("line", overflow="fold")
-    for heading in ("ACC %", "BWT", "paper\nACC %", "paper\nBWT", "diff.", "repeated"):
+    last = "size %\n(paper)" if sized else "diff.\nof ACC"  # there is not the width for both
+    for heading in ("ACC %", "BWT", "paper\nACC %", "paper\nBWT", "repeated", last):
         found.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
+        own, paper = (f"{value:.0f}" if value else "-" for value in row.sizes)
         found.add_row(
             row.label,
             measured(row.accuracy),
             measured(row.transfer, signed=True),
             number(row.accuracy.published),
             number(row.transfer.published, signed=True),
-            number(row.accuracy.difference, signed=True),
             {None: "-", True: "yes", False: "no"}[row.repeated],
+            f"{own} ({paper})" if sized else number(row.accuracy.difference, signed=True),
         )
     return found
 
