@@ -21,7 +21,7 @@ from classgrad import (
     cli_show,
     cli_watch,
 )
-from classgrad.errors import Stopped, UserError
+from classgrad.errors import Stopped, UserError, shown
 
 # typer's own class for a wrong command line, below the one it exports: in some versions it is
 # click's, in others a copy that typer brings along.
@@ -70,9 +70,9 @@ def main() -> None:
 
 def refuse_several(words: list[str]) -> None:
     """Refuse commands that torchrun starts several times and that would all do the same."""
-    alone = ("reproduce", "sweep", "learn", "forget", "export", "report", "data")
-    if os.environ.get("WORLD_SIZE", "1") != "1" and words[:1] and words[0] in alone:
-        raise UserError(f"only 'run' is for torchrun: start '{words[0]}' without it")
+    command = words[0] if words and not words[0].startswith("-") else "run"
+    if os.environ.get("WORLD_SIZE", "1") != "1" and command != "run":
+        raise UserError(f"only 'run' is for torchrun: start '{shown(command)}' without it")
 
 
 def fail(message: str, code: int = 2) -> NoReturn:

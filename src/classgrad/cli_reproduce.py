@@ -231,6 +231,10 @@ def carry_out(
     from classgrad.experiments.live import showing
     from classgrad.experiments.tables import duration, plan_table
 
+    if ray is not None:
+        from classgrad.experiments.cluster import refuse_relative
+
+        refuse_relative(jobs)
     states = [job.state() for job in jobs]
     todo = [job for job, state in zip(jobs, states, strict=True) if state != "done"]
     with console.status("looking at data and settings"):

@@ -116,6 +116,9 @@ def run(
         if not records:
             for plan in plans:  # whatever is wrong shows before the first run
                 Run(plan, stream, device=device)
+            if fresh and world().size > 1:
+                run_parallel.forget_once(folders)
+                fresh = False
         for plan in plans:
             folder = folders[len(records)]
             keeper = Keeper(folder, minutes=save_minutes, steps=save_steps)

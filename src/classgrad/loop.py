@@ -149,7 +149,8 @@ class Loop:
         with world().cutting(len(index)) as part:
             step = self.step_on(task, index, part)
             refuse_bad_values(step)
-            loss = world().weighted(self.loss(net, step))
+            with world().watched():
+                loss = world().weighted(self.loss(net, step))
         value = float(world().sum(loss.detach())) / world().size
         if not math.isfinite(value):
             rate = self.training.learning_rate

@@ -1,9 +1,10 @@
 """The state of a run: what is kept of it, and how a run that was cut short goes on."""
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from classgrad.evaluation import Judge, Score
 from classgrad.records import FILE_NAME, NewerRecord, RunRecord
 
 ONE_FOLDER = "give --out a folder that all of them see"
+PATIENCE = 60.0  # seconds for a file of one process to be seen by others
 
 if TYPE_CHECKING:
     from classgrad.loop import Observer
@@ -68,9 +70,24 @@ def locking(folder: Path) -> Iterator[None]:
     lock = Lock(folder)
     world().by_first(lock.__enter__)
     try:
+        if world().size > 1:
+            sight = {f"whether they see '{folder}'": seen(lock.path)}
+            world().refuse_differences(sight, ONE_FOLDER)
         yield
     finally:
         lock.release()
+
+
+def seen(path: Path) -> bool:
+    """Tell whether there is such a file; a network filesystem may take a while to show it."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        with suppress(OSError):
+            if path.name in os.listdir(path.parent):  # what is listed is asked for anew
+                return True
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
 
 
 def write(record: RunRecord, folder: Path) -> None:

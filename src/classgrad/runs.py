@@ -172,6 +172,7 @@ class Run:
             self.method.begin_task(self.net, task)
         with self.clock("train"):
             self.method.fit_task(self.net, task, self.fits(self.method.rounds(task)))
+            world().level(p.data for p in self.net.parameters())
         with self.clock("memory"):
             self.method.end_task(self.net, task, seeds.generator(seed, "samples", number))
         self.method.close()

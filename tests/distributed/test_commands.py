@@ -1,11 +1,17 @@
 """The command line on several processes: stopped, gone on with by others, killed, refused."""
 
 import json
+from datetime import timedelta
+from importlib import import_module
+from unittest import mock
 
 import processes
 import pytest
+from torch import distributed
 
 import classgrad
+from classgrad import run_state
+from classgrad.distributed import World
 
 WORDS = ["run", "split-digits", "--method", "gpm", "--set", "epochs=1", "--set", "samples=20"]
 DRIVEN = str(processes.HERE / "driven.py")
@@ -56,11 +62,12 @@ def test_a_run_goes_on_with_any_number_of_processes_however_it_was_cut_short(tmp
     (line,) = lines(both)
     assert "another process of this run has ended" in line
     assert "Traceback" not in both[0][2]
-    # torchrun starts all again when the first is killed, which leaves its lock behind.
-    command = [*processes.TORCHRUN, "--nproc-per-node=2", "--max-restarts=3", *words]
+    # torchrun starts all again when the first is killed, which leaves its lock behind. What was
+    # learnt before is forgotten, but not what was learnt in the first start.
+    command = [*processes.TORCHRUN, "--nproc-per-node=2", "--max-restarts=3", *words, "--fresh"]
     (end,) = processes.ended([processes.start_one(command, DRIVEN="SIGKILL 0 8")])
     assert end[0] == 0, end[2]
-    assert end[1].count("going on with task") == 2
+    assert end[1].count("going on with task") == 1
     same_result(record(tmp_path))
     assert not list(tmp_path.glob("*/checkpoints"))
     assert not list(tmp_path.glob("*/lock.json"))
@@ -77,6 +84,35 @@ def test_wrong_words_are_said_once_on_a_machine_and_other_commands_are_refused(c
         assert (err == "") == (rank == "1")
         if rank == "0":
             assert err == "classgrad: only 'run' is for torchrun: start 'sweep' without it\n"
+    assert call("watch", "runs")[0] == 2
+    monkeypatch.delenv("WORLD_SIZE")  # something else has given the process a number
+    assert call("run", "--no-such-option")[2].count("\n") == 1
+
+
+def test_one_speaks_for_a_first_process_that_does_not(monkeypatch):
+    monkeypatch.setattr(import_module(World.__module__), "PATIENCE", timedelta(seconds=0.01))
+    store = distributed.HashStore()
+    assert [World(rank, 4, store).speaks() for rank in (2, 1, 3)] == [True, False, False]
+
+    def gone(*given):
+        raise RuntimeError("the store is gone")
+
+    store = mock.Mock(wait=gone, add=gone)
+    assert [World(rank, 4, store).speaks() for rank in (2, 1, 3)] == [False, True, False]
+
+
+def test_a_file_that_is_shown_late_is_waited_for(tmp_path, monkeypatch):
+    path = tmp_path / "runs" / "lock.json"
+    monkeypatch.setattr(run_state, "PATIENCE", 0.0)
+    assert not run_state.seen(path)
+    monkeypatch.setattr(run_state, "PATIENCE", 30.0)
+    monkeypatch.setattr(run_state.time, "sleep", lambda seconds: show(path))
+    assert run_state.seen(path)
+
+
+def show(path):
+    path.parent.mkdir()
+    path.touch()
 
 
 def test_a_refusal_is_said_once_and_every_process_ends_with_2(tmp_path):

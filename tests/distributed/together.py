@@ -11,10 +11,12 @@ from torch import Tensor
 
 from classgrad import distributed, methods
 from classgrad.acceleration import prepare
+from classgrad.checkpoints import Lock
 from classgrad.distributed import world
 from classgrad.errors import UserError
 from classgrad.plan import make_plan
 from classgrad.run_parallel import agree
+from classgrad.run_state import locking
 from classgrad.runs import Run
 from classgrad.tasks import TaskStream
 from streams import blobs
@@ -132,6 +134,11 @@ def refusals() -> dict[str, str]:
             layer.register_forward_pre_hook(lambda _, given: (given[0] * torch.nan,))
         run.method.end_task(run.net, run.stream[0], torch.Generator().manual_seed(0))
 
+    def sight() -> None:
+        seen = mock.patch("classgrad.run_state.seen", return_value=not other)
+        with seen, mock.patch.object(Lock, "__enter__"), locking(Path("runs")):
+            pass
+
     cases = {
         **{
             name: lambda name=name: (
@@ -146,6 +153,7 @@ def refusals() -> dict[str, str]:
         "settings": lambda: agree([plan[2 if other else 1]]),
         "words": lambda: agree([], fresh=other),
         "one input": not_finite,
+        "sight": sight,
         "versions": versions,
         "data": lambda: run(blobs(1, seed=int(other))),
     }

@@ -130,14 +130,15 @@ def test_a_job_whose_machine_is_gone_is_started_again(run, jobs):
     fake, (status,), text = run([lost, WorkerCrashedError(), {"end": "stopped"}, DONE])
     assert status.state == "done"
     assert [number for number, _ in fake.jobs] == [1, 2, 3, 4]
-    assert text.count("gpm, seed 1: its process is gone; it goes on in another\n") == 3
+    for why in (" (Ray: NodeDiedError)", " (Ray: WorkerCrashedError)", ""):
+        assert f"gpm, seed 1: its process is gone{why}; it goes on in another\n" in text
 
 
 def test_it_is_not_started_again_for_ever(run):
     fake, (status,), _ = run([WorkerCrashedError() for _ in range(9)])
     assert len(fake.jobs) == 5
     assert (status.state, status.crash) == ("failed", False)
-    assert status.why == "its process was killed 5 times"
+    assert status.why == "its process was killed 5 times (Ray: WorkerCrashedError)"
 
 
 def test_a_crash_leaves_its_trace_and_does_not_stop_the_others(run, jobs):
@@ -285,6 +286,13 @@ def test_a_wrong_address_is_one_line_code_2_nothing_written(call, tmp_path, case
     assert message in err
     assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_images_is_given_by_its_whole_path(call, tmp_path):
+    code, out, err = call("sweep", "-b", "folder:photos", "--over", "seed=1,2", "--ray", "auto")
+    assert (code, out) == (2, "")
+    whole = f"folder:{tmp_path / 'photos'}"
+    assert err == f"classgrad: 'folder:photos' with --ray: give the whole path, {whole}\n"
 
 
 def test_the_address_of_the_environment_is_not_ignored(call, monkeypatch):

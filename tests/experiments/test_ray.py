@@ -208,7 +208,9 @@ def test_a_run_whose_node_is_killed_goes_on_elsewhere_to_the_same_bits(call, nod
     assert code == 0, err
     assert err == ""
     assert re.search(
-        r"^finetune, seed 1: its process on .+ is gone; it goes on in another$", out, re.M
+        r"^finetune, seed 1: its process on .+ is gone \(Ray: \w+\); it goes on in another$",
+        out,
+        re.M,
     )
     assert re.search(r"^finetune, seed 1: finetune: going on with task [12]$", out, re.M)
     assert records(tmp_path / "runs") == alone(call, tmp_path, "finetune", *LONG)

@@ -12,6 +12,7 @@ from torch import nn
 from classgrad import networks
 from classgrad.attached import Attached, attach
 from classgrad.augment import augmix
+from classgrad.errors import UserError
 from classgrad.methods import CGP, GPM, Projected, Step
 from classgrad.methods.cgp import contrastive
 from classgrad.networks import Network
@@ -292,6 +293,18 @@ def test_the_loss_is_cross_entropy_plus_lambda_times_the_contrast_with_new_copie
     loss = CGP(**{"lambda": 0.4, "mu": 0.3, "severity": 2.0}).loss(net, step())
     assert loss.item() == pytest.approx(entropy.item() + 0.4 * contrast, rel=1e-12)
     assert CGP(contrast=0).loss(net, step()).item() == pytest.approx(entropy.item(), rel=1e-12)
+
+
+def test_images_out_of_range_are_refused_before_a_task_is_learnt() -> None:
+    task = task_of_two_classes(0)
+    bad = replace(task, train=Split(task.train.images.clone(), task.train.labels))
+    bad.train.images[-1, 0, 0, 0] = 1.25
+    method, without = CGP(), CGP(contrast=0)
+    net = wrapped(method, [task])
+    method.begin_task(net, task)
+    with pytest.raises(UserError, match=r"images range from .* to 1.25: scale them"):
+        method.begin_task(net, bad)
+    without.begin_task(wrapped(without, [task]), bad)
 
 
 embeddings = st.tuples(st.integers(1, 7), st.integers(1, 6), seeds)

@@ -203,6 +203,15 @@ def _check_images(images: Tensor) -> None:
         raise UserError(f"images are {images.dtype}: convert them to float in [0, 1] first")
 
 
+def refuse_range(images: Tensor) -> None:
+    """Refuse images with values that are not in [0, 1]."""
+    low, high = (float(bound) for bound in images.aminmax()) if images.numel() else (0.0, 1.0)
+    if not (low >= 0 and high <= 1):
+        raise UserError(
+            f"images range from {low:g} to {high:g}: scale them to [0, 1], and normalise afterwards"
+        )
+
+
 def _check_augmix(
     images: Tensor, severity: float, width: int, depth: int | None, alpha: float
 ) -> None:
@@ -212,11 +221,7 @@ def _check_augmix(
         raise UserError(f"images of shape {shape} have {shape[1]} channels: give 1 or 3")
     if min(shape[2:]) < 2:
         raise UserError(f"images of shape {shape} are too small: give 2 x 2 pixels or more")
-    low, high = (float(bound) for bound in images.aminmax()) if images.numel() else (0.0, 1.0)
-    if not (low >= 0 and high <= 1):
-        raise UserError(
-            f"images range from {low:g} to {high:g}: scale them to [0, 1], and normalise afterwards"
-        )
+    refuse_range(images)
     if not 0 < severity <= 10:
         raise UserError(f"severity is {severity}: give a number above 0 and at most 10")
     if width < 1:

@@ -17,6 +17,7 @@ __all__ = ["Cut", "Lost", "World", "join", "leave", "world"]
 PATIENCE = timedelta(hours=12)  # with the slowest process; one that has died is noticed at once
 
 _here = World()
+_joined = 0  # how often this process has found others
 
 
 def world() -> World:
@@ -29,14 +30,13 @@ def join(*, graphics: bool = False) -> World:
 
     With `graphics` what is on such devices goes from one to another by nccl, the rest by gloo.
     """
-    global _here
+    global _here, _joined
     if _here.size > 1 or number_of("WORLD_SIZE", 1) == 1:
         return _here
     try:
         store, rank, size = next(distributed.rendezvous("env://"))
-        # What processes wrote that torchrun has started again since must not be read.
-        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = distributed.PrefixStore(f"start {start}", store)
+        # What was written before torchrun started these again, or they met again, is not for them.
+        store = distributed.PrefixStore(f"start {started_before()}.{_joined}", store)
         ways = "cpu:gloo,cuda:nccl" if graphics and torch.cuda.is_available() else "gloo"
         distributed.init_process_group(
             ways, store=store, rank=rank, world_size=size, timeout=PATIENCE
@@ -47,6 +47,7 @@ def join(*, graphics: bool = False) -> World:
             "with torchrun"
         ) from None
     _here = World(rank, size, store)
+    _joined += 1
     return _here
 
 
@@ -56,6 +57,11 @@ def leave() -> None:
     if _here.size > 1:
         distributed.destroy_process_group()
     _here = World()
+
+
+def started_before() -> int:
+    """Return how often torchrun has started these processes before, after one was killed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def number_of(name: str, otherwise: int) -> int:

@@ -239,8 +239,8 @@ class World:
             if self.size == 1 or not any(word in str(error) for word in NETWORK):
                 raise
             raise Lost(
-                "another process of this run has ended: the same command goes on from what was "
-                f"saved last ({shown(error)})"
+                "another process of this run has ended: the same command, without --fresh, goes on "
+                f"from what was saved last ({shown(error)})"
             ) from None
 
     def refuse_differences(
@@ -261,16 +261,25 @@ class World:
 
     def speaks(self) -> bool:
         """Tell whether this process is to say what is wrong: the first, or one that it is not."""
-        if self._store is None:  # all that were started here will say the same
-            return os.environ.get("LOCAL_RANK", "0") == "0"
+        if self._store is None:  # all that torchrun started here will say the same
+            alone = os.environ.get("WORLD_SIZE", "1") == "1"
+            return alone or os.environ.get("LOCAL_RANK", "0") == "0"
         if self.first:
             return True
         try:
             self._store.wait(["said"], PATIENCE)
             self._store.set(f"heard {self.rank}", "")
         except RuntimeError:
-            return True
+            return self._is_next()
         return False
+
+    def _is_next(self) -> bool:
+        """Tell whether this process speaks for a first one that does not: one of them is enough."""
+        assert self._store is not None
+        try:
+            return self._store.add("speakers", 1) == 1
+        except RuntimeError:  # the store has died with the first process
+            return self.rank == 1
 
     def spoken(self) -> None:
         """Tell the others, when something was said, and wait until they know."""

@@ -4,13 +4,14 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from classgrad.errors import UserError, shown
+from classgrad.experiments.jobs import Job
 from classgrad.experiments.pool import Options
 from classgrad.records import versions
 
@@ -72,6 +73,15 @@ def _connect(address: str, threads: int) -> None:
             ray.init(address="local", include_dashboard=False, **settings)
     except (OSError, RuntimeError, ValueError) as error:  # of another version, for example
         raise refusal(address, error) from None
+
+
+def refuse_relative(jobs: Iterable[Job]) -> None:
+    """Refuse folders of images that a machine would look for below where its part was started."""
+    for benchmark in {job.plan.benchmark for job in jobs}:
+        kind, _, path = benchmark.partition(":")
+        if kind == "folder" and not Path(path).is_absolute():
+            whole = f"folder:{Path(path).absolute()}"
+            raise UserError(f"'{shown(benchmark)}' with --ray: give the whole path, {shown(whole)}")
 
 
 def refuse_unreachable(address: str) -> None:

@@ -138,9 +138,10 @@ class Tasks(Pool[Task]):
             status.end("failed", crashed(status.job, line, end["trace"]), crash=True)
         elif self.asked is None and end.get("end", "stopped") == "stopped":
             where = f" on {task.machine}" if task.machine else ""
-            if self.again(status, f"its process{where} is gone; it goes on in another"):
+            why = f" (Ray: {end['gone']})" if "gone" in end else ""
+            if self.again(status, f"its process{where} is gone{why}; it goes on in another"):
                 return
-            status.end("failed", f"its process was killed {self.starts_at_most} times")
+            status.end("failed", f"its process was killed {self.starts_at_most} times{why}")
         else:
             self.hear(status, end)
         self.show.ended(status)

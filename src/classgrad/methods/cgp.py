@@ -40,7 +40,7 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor
 from torch.nn import functional
 
-from classgrad.augment import augmix
+from classgrad.augment import augmix, refuse_range
 from classgrad.distributed import world
 from classgrad.memory import selection
 from classgrad.memory.collect import ClassInputs, Collected
@@ -49,6 +49,7 @@ from classgrad.memory.representation import Representation
 from classgrad.methods.base import LayerRoom, Step
 from classgrad.methods.budgeted import Budgeted
 from classgrad.networks.network import Network
+from classgrad.tasks import Task
 
 
 class CGP(Budgeted):
@@ -78,6 +79,13 @@ class CGP(Budgeted):
     severity: float = Field(3, gt=0, le=10, description="strength of AugMix, 0 to 10")
 
     _groups: dict[str, Groups] = PrivateAttr(default_factory=dict)
+
+    def begin_task(self, net: Network, task: Task) -> None:
+        """Refuse images that AugMix cannot take before the first is learnt."""
+        super().begin_task(net, task)
+        images = task.train.images
+        if self.contrast and images.is_floating_point() and images.isfinite().all():
+            refuse_range(images)
 
     def loss(self, net: Network, step: Step) -> Tensor:
         """Return L_ce + λ L_con (Eq. loss); the copies have no part in L_ce."""

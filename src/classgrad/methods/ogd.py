@@ -99,6 +99,7 @@ class OGD(Method):
         if count:
             new = self.gradients(net, task, count, generator)
             self._hold(extended(self._basis.to(new), new))
+            self.level(net)
 
     def gradients(self, net: Network, task: Task, count: int, generator: torch.Generator) -> Tensor:
         """Return ∇ f_y(x; w) of `count` random training samples (count x parameters)."""
