@@ -12,6 +12,7 @@ directions its layers have in use, all from `results/paper`.
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +68,14 @@ def paper_records() -> list[RunRecord]:
 
 
 def beside_the_paper(experiment: experiments.Experiment) -> str:
-    """Return measured and published figures of an experiment."""
+    """Return measured and published figures of an experiment, and what has no record yet."""
     heads = ["", "ACC %", "BWT", "paper ACC %", "paper BWT", "difference", "repeated", "minutes"]
     records = paper_records()
     found = experiment.records(records, RECIPE)
     compared = compare(experiment, records, RECIPE)
     sized = any(row.capacity.published for row in compared)
     rows = [heads + ["size %", "paper size %"] * sized]
-    for row in compared:
+    for row in (row for row in compared if row.seeds):
         taken = [record.seconds.total / 60 for record in found[row.label] if record.complete]
         rows.append(
             [
@@ -84,12 +85,13 @@ def beside_the_paper(experiment: experiments.Experiment) -> str:
                 number(row.accuracy.published),
                 number(row.transfer.published, signed=True),
                 number(row.accuracy.difference, signed=True),
-                {None: "-", True: "yes", False: "**no**"}[row.repeated] if row.seeds else "not run",
+                {None: "-", True: "yes", False: "**no**"}[row.repeated],
                 f"{sum(taken) / len(taken):.0f}" if taken else "-",
                 *([f"{size:.0f}" if size else "-" for size in row.sizes] * sized),
             ]
         )
-    return lines(rows)
+    missing = [row.label for row in compared if not row.seeds]
+    return lines(rows) + (f"\nNot run: {'; '.join(missing)}.\n" if missing else "")
 
 
 def finished(experiment: experiments.Experiment) -> dict[str, RunRecord]:
@@ -118,22 +120,28 @@ def learnt(experiment: experiments.Experiment) -> str:
     """Return the mean accuracy on later tasks right after each was learnt, and in the end."""
     rows = [["", "first task", "later tasks, when learnt", "later tasks, in the end"]]
     for label, record in finished(experiment).items():
-        matrix = record.accuracy_matrix
-        then = [row[task] or 0.0 for task, row in enumerate(matrix)]
-        now = [value or 0.0 for value in matrix[-1]]
-        means = [sum(part[1:]) / len(part[1:]) for part in (then, now)]
-        rows.append([label, *(number(value) for value in (then[0], *means))])
+        then, now = when_learnt(record), [value or 0.0 for value in record.accuracy_matrix[-1]]
+        figures = (then[0], statistics.mean(then[1:]), statistics.mean(now[1:]))
+        rows.append([label, *(number(value) for value in figures)])
     return lines(rows)
 
 
+def when_learnt(record: RunRecord) -> list[float]:
+    """Return the accuracy on each task right after it was learnt."""
+    return [row[task] or 0.0 for task, row in enumerate(record.accuracy_matrix)]
+
+
 def room(experiment: experiments.Experiment) -> str:
-    """Return how many directions of each layer are in use in the end, of how many."""
+    """Return how many directions of each layer are in use, of how many, and how tasks are told."""
     records = {label: r for label, r in finished(experiment).items() if r.layers}
     first = next(iter(records.values()))
-    rows = [["", *(f"{layer.name}, of {layer.dimension:,}" for layer in first.layers), "ACC %"]]
+    sizes = [f"{layer.name}, of {layer.dimension:,}" for layer in first.layers]
+    rows = [["", *sizes, "later tasks, when learnt", "ACC %", "BWT"]]
     for label, record in records.items():
         ranks = [f"{layer.ranks[-1]:,}" for layer in record.layers]
-        rows.append([label, *ranks, number(record.average_accuracy)])
+        accuracies = (statistics.mean(when_learnt(record)[1:]), record.average_accuracy)
+        transfer = number(record.backward_transfer, signed=True)
+        rows.append([label, *ranks, *(number(value) for value in accuracies), transfer])
     return lines(rows)
 
 
