@@ -59,7 +59,7 @@ def study(
     }
     found = facts(sys.argv[1:], quick=False)
     found["command"] = " ".join(["python -m benchmarks.free", *sys.argv[1:]])
-    found["accuracy"], found["lines"] = run.record.average_accuracy, []
+    found["seed"], found["accuracy"], found["lines"] = seed, run.record.average_accuracy, []
     for line in experiment.lines:
         with console.status(line.label):
             bases = bases_of(Run(line.plan(experiment.benchmark, "fast", seed), stream), weights)

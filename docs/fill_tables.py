@@ -90,8 +90,12 @@ def beside_the_paper(experiment: experiments.Experiment) -> str:
                 *([f"{size:.0f}" if size else "-" for size in row.sizes] * sized),
             ]
         )
-    missing = [row.label for row in compared if not row.seeds]
-    return lines(rows) + (f"\nNot run: {'; '.join(missing)}.\n" if missing else "")
+    return lines(rows) + not_run([row.label for row in compared if not row.seeds])
+
+
+def not_run(labels: list[str]) -> str:
+    """Return a line that names what has no record yet."""
+    return f"\nNot run: {'; '.join(labels)}.\n" if labels else ""
 
 
 def finished(experiment: experiments.Experiment) -> dict[str, RunRecord]:
@@ -142,7 +146,7 @@ def room(experiment: experiments.Experiment) -> str:
         accuracies = (statistics.mean(when_learnt(record)[1:]), record.average_accuracy)
         transfer = number(record.backward_transfer, signed=True)
         rows.append([label, *ranks, *(number(value) for value in accuracies), transfer])
-    return lines(rows)
+    return lines(rows) + not_run([x.label for x in experiment.lines if x.label not in records])
 
 
 def faults(found: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ def test_its_bases_are_those_of_the_runs():
     records = experiment.records([RunRecord.load(path) for path in paths], "fast")
     compared = 0
     for line in FOUND["lines"]:
-        for record in records[line["label"]]:
+        for record in (one for one in records[line["label"]] if one.seed == FOUND["seed"]):
             first = {layer.name: layer.ranks[0] for layer in record.layers}
             assert {layer["name"]: layer["rank"] for layer in line["layers"]} == first
             assert record.accuracy_matrix[0][0] == FOUND["accuracy"]
@@ -68,6 +68,7 @@ def test_the_study_writes_every_line(tmp_path, monkeypatch):
     assert ended.exit_code == 0, ended.output
     found = json.loads((tmp_path / "free.json").read_text())
     assert found["command"].startswith("python -m benchmarks.free")
+    assert found["seed"] == 1
     assert [line["label"] for line in found["lines"]] == [
         line.label for line in experiments.load("room").lines
     ]

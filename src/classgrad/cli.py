@@ -60,8 +60,7 @@ def main() -> None:
             sys.exit(2)
         fail(error.format_message())
     except Stopped as stop:
-        same = "the same command" + (" without --fresh" if "--fresh" in sys.argv else "")
-        fail(f"stopped; {same} goes on from here", code=128 + stop.number)
+        fail("stopped; the same command goes on from here", code=128 + stop.number)
     except typer.Abort:
         fail("stopped", code=130)
     except KeyboardInterrupt:
@@ -79,6 +78,8 @@ def fail(message: str, code: int = 2) -> NoReturn:
     """Say what is wrong on one line of standard error, and leave; one of several processes does."""
     from classgrad.distributed import leave, world
 
+    if "--fresh" in sys.argv:
+        message = message.replace("same command goes on", "same command without --fresh goes on")
     if world().speaks():
         print(f"classgrad: {' '.join(message.split())}", file=sys.stderr, flush=True)
     world().spoken()

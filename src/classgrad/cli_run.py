@@ -90,7 +90,7 @@ def run(
     from classgrad.distributed import join, leave, world
     from classgrad.events import refuse_missing
     from classgrad.report import draw_matrices
-    from classgrad.run_state import go_on, something_kept
+    from classgrad.run_state import forget, go_on, something_kept
     from classgrad.runs import Run, load_stream, run_folder
 
     first = join(graphics=device.startswith("cuda")).first
@@ -116,15 +116,14 @@ def run(
         if not records:
             for plan in plans:  # whatever is wrong shows before the first run
                 Run(plan, stream, device=device)
-            if fresh and world().size > 1:
-                run_parallel.forget_once(folders)
-                fresh = False
+            if fresh:
+                forget(folders)
         for plan in plans:
             folder = folders[len(records)]
             keeper = Keeper(folder, minutes=save_minutes, steps=save_steps)
             one = Run(plan, stream, folder, keeper, device=device, tensorboard=tensorboard)
             with keeper.listening(), progress_bar(console, one) as observer:
-                records.append(go_on(one, observer, fresh=fresh, tell=tell))
+                records.append(go_on(one, observer, tell=tell))
                 keeper.obey()
     leave()
     if not first:

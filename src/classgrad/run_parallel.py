@@ -1,19 +1,15 @@
 """What has to be so for several processes to train one run."""
 
 import os
-from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from classgrad import devices
-from classgrad.checkpoints import Keeper
-from classgrad.distributed import number_of, started_before, world
+from classgrad.distributed import number_of, world
 from classgrad.errors import UserError
 from classgrad.methods import METHODS
 from classgrad.records import versions
-from classgrad.run_state import forget, locking
 
 if TYPE_CHECKING:
     from classgrad.plan import Plan
@@ -72,18 +68,6 @@ def agree(plans: "list[Plan]", **options: object) -> None:
     words = {f"--{name}": value for name, value in options.items()}
     settings = [plan.as_dict() for plan in plans]
     world().refuse_differences({**installed(), "the settings": settings, **words})
-
-
-def forget_once(folders: Iterable[Path]) -> None:
-    """Forget what these folders hold of runs, unless torchrun has started the processes again.
-
-    It does so with the same words, and what they have learnt since is not to be forgotten.
-    """
-    if started_before():
-        return
-    for folder in folders:
-        with locking(folder):
-            forget(folder, Keeper(folder))
 
 
 def installed() -> dict[str, str]:

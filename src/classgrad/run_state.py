@@ -3,8 +3,9 @@
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from classgrad.checkpoints import Keeper, Lock
 from classgrad.checkpoints.errors import understood
 from classgrad.checkpoints.keeper import FOLDER
 from classgrad.devices import moved
-from classgrad.distributed import world
+from classgrad.distributed import started_before, world
 from classgrad.errors import UserError, shown
 from classgrad.evaluation import Judge, Score
 from classgrad.records import FILE_NAME, NewerRecord, RunRecord
@@ -29,21 +30,17 @@ def go_on(
     run: "Run",
     observer: "Observer | None" = None,
     *,
-    fresh: bool = False,
     tell: Callable[[str], None] = lambda line: None,
     locked: bool = False,
 ) -> RunRecord:
     """Learn what a run has not learnt yet, and keep its state in its folder; return the record.
 
-    The record of a finished run is returned as it is. `fresh` forgets what was done before. `tell`
-    gets a line for whatever a user should know. `locked` says that another process, which waits for
-    this one, has locked the folder.
+    The record of a finished run is returned as it is. `tell` gets a line for whatever a user should
+    know. `locked` says that another process, which waits for this one, has locked the folder.
     """
     assert run.folder is not None
     assert run.keeper is not None
     with nullcontext() if locked else locking(run.folder):
-        if fresh:
-            forget(run.folder, run.keeper)
         finished = finished_record(run, tell)
         seen = {f"whether '{run.folder}' holds a record": bool(finished)}
         world().refuse_differences(seen, ONE_FOLDER)
@@ -51,7 +48,7 @@ def go_on(
             tell(f"{run.method.name}: finished before; --fresh learns it again")
             run.keeper.clear()  # killed right at its end, it could not do so itself
             return finished
-        loaded = None if fresh else run.keeper.load()
+        loaded = run.keeper.load()
         counter = loaded and loaded.counter
         world().refuse_differences({f"checkpoints in '{run.folder}'": counter}, ONE_FOLDER)
         if loaded:
@@ -146,17 +143,28 @@ def _restore(run: "Run", state: Mapping[str, Any]) -> None:
     run.record = RunRecord.model_validate(state["record"])
 
 
-def forget(folder: Path, keeper: Keeper) -> None:
-    """Remove the record of a run, so that the new one is the one to go on with, and its state."""
+def forget(folders: Iterable[Path]) -> None:
+    """Remove records and states of runs, so that all of them are learnt again.
 
-    def unlink() -> None:
-        try:
-            (folder / FILE_NAME).unlink(missing_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot start again in '{folder}': {error.strerror}") from None
+    Not if torchrun has started the processes again: it does so with the same words, and what they
+    have learnt since is not to be forgotten.
+    """
+    if started_before():
+        return
+    with ExitStack() as all_locks:
+        folders = list(folders)
+        for folder in folders:
+            all_locks.enter_context(locking(folder))
+        for folder in folders:
+            world().by_first(partial(_unlink, folder / FILE_NAME))
+            Keeper(folder).clear()
 
-    world().by_first(unlink)
-    keeper.clear()
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot start again in '{path.parent}': {error.strerror}") from None
 
 
 def finished_record(run: "Run", tell: Callable[[str], None]) -> RunRecord | None:

@@ -81,6 +81,7 @@ def test_what_a_reader_did_to_a_benchmark_stays_with_it_when_another_comes_befor
         learnt(method, runs / "z")
     tab = opened(address, at=address)
     own = tab.locator("section[data-stream*=permuted-digits]")
+    tab.locator("#runs summary").filter(has_text="cgp").click()
     method = own.locator("table.sortable thead th").filter(has_text="method")
     method.get_by_role("button").click()
     method.get_by_role("button").click()
@@ -93,6 +94,7 @@ def test_what_a_reader_did_to_a_benchmark_stays_with_it_when_another_comes_befor
     assert other.locator("details[open]").count() == 0
     assert own.locator("details").first.get_attribute("open") is not None
     assert method.get_attribute("aria-sort") == "descending"
+    assert tab.locator("#runs details[open] summary").all_inner_texts() == ["cgp, seed 4"]
 
 
 def test_an_opened_run_stays_the_opened_one_when_another_overtakes_it(opened, served):

@@ -99,6 +99,11 @@ def test_one_speaks_for_a_first_process_that_does_not(monkeypatch):
 
     store = mock.Mock(wait=gone, add=gone)
     assert [World(rank, 4, store).speaks() for rank in (2, 1, 3)] == [False, True, False]
+    found = []
+    for rank in (4, 5, 6):  # of the second machine, when the first is gone
+        monkeypatch.setenv("LOCAL_RANK", str(rank - 4))
+        found.append(World(rank, 7, store).speaks())
+    assert found == [True, False, False]
 
 
 def test_a_file_that_is_shown_late_is_waited_for(tmp_path, monkeypatch):

@@ -92,6 +92,13 @@ def test_what_cannot_be_trained_together_is_refused_by_name(several, size):
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_a_process_that_rounds_otherwise_has_what_the_first_has_after_a_task(several, size):
+    ends = said(several, size)["parted"]  # which is the same in all of them
+    assert set(ends) == {"gpm", "ogd"}
+    assert all(len(values) > 4 for values in ends.values())
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_a_step_sends_its_gradients_and_the_loss(several, size):
     sent = said(several, size)["traffic"]
     assert sent["training"] == sent["steps"] * (sent["gradients"] + 8)

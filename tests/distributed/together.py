@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -14,11 +15,14 @@ from classgrad.acceleration import prepare
 from classgrad.checkpoints import Lock
 from classgrad.distributed import world
 from classgrad.errors import UserError
+from classgrad.methods import OGD
+from classgrad.methods.base import Fit
+from classgrad.networks import Network
 from classgrad.plan import make_plan
 from classgrad.run_parallel import agree
 from classgrad.run_state import locking
 from classgrad.runs import Run
-from classgrad.tasks import TaskStream
+from classgrad.tasks import Task, TaskStream
 from streams import blobs
 
 # Batches of 7 of 33 samples: parts of a batch differ, and the last batch has 5.
@@ -167,6 +171,35 @@ def refusals() -> dict[str, str]:
     return found
 
 
+def parted() -> dict[str, list[float]]:
+    """Return what processes end with of which one has rounded otherwise than the others."""
+    other, found = 1e-6 * (world().rank == world().size - 1), {}
+    gradients = OGD.gradients
+
+    def rounded(*given: Any) -> Tensor:
+        return gradients(*given) * (1 + other) + other
+
+    for name in ("gpm", "ogd"):
+        run = made(name, tasks=2)
+        fit = run.method.fit_task
+
+        def fit_task(net: Network, task: Task, loop: Fit, fit: Any = fit) -> None:
+            fit(net, task, loop)
+            for parameter in net.parameters():
+                parameter.data += other
+
+        with (
+            mock.patch.object(type(run.method), "fit_task", side_effect=fit_task),
+            mock.patch.object(OGD, "gradients", rounded),
+        ):
+            run.go()
+        values = [p.detach().flatten() for p in run.net.parameters()]
+        bases = [s.basis for s in getattr(run.method, "subspaces", {}).values()]
+        bases += [run.method.basis] if name == "ogd" else []
+        found[name] = [float(v.double().sum()) for v in [*values, *bases]]
+    return found
+
+
 def traffic() -> dict[str, int]:
     """Return bytes that a process sends, in the steps of a task and in its base update."""
     found = {}
@@ -193,7 +226,7 @@ def main(folder: Path) -> None:
     rank, size = distributed.join().rank, world().size
     found = {f"{name}/{key}": value for name in runs(size) for key, value in learnt(name).items()}
     save_file(found, folder / f"{rank}.safetensors")
-    said = {"refusals": refusals(), "traffic": traffic()}
+    said = {"refusals": refusals(), "traffic": traffic(), "parted": parted()}
     (folder / f"{rank}.json").write_text(json.dumps(said))
     distributed.leave()
 

@@ -170,6 +170,11 @@ class World:
         """Return what the first process has; the others have values of the same shape."""
         return self._sent("handed", values, lambda found: distributed.broadcast(found, 0))
 
+    def rows_from_first(self, rows: Tensor) -> Tensor:
+        """Return the rows that the first process has; the others need not know how many."""
+        count = self.largest([len(rows)])[0] if self.size > 1 else len(rows)
+        return self.from_first(rows if self.first else rows.new_empty(count, *rows.shape[1:]))
+
     def level(self, tensors: Iterable[Tensor]) -> None:
         """Let these hold what the first process has."""
         if self.size > 1:
@@ -239,8 +244,8 @@ class World:
             if self.size == 1 or not any(word in str(error) for word in NETWORK):
                 raise
             raise Lost(
-                "another process of this run has ended: the same command, without --fresh, goes on "
-                f"from what was saved last ({shown(error)})"
+                "another process of this run has ended: the same command goes on from what was "
+                f"saved last ({shown(error)})"
             ) from None
 
     def refuse_differences(
@@ -278,8 +283,8 @@ class World:
         assert self._store is not None
         try:
             return self._store.add("speakers", 1) == 1
-        except RuntimeError:  # the store has died with the first process
-            return self.rank == 1
+        except RuntimeError:  # the store has died with the first process, and perhaps its machine
+            return self.rank == 1 or os.environ.get("LOCAL_RANK") == "0"
 
     def spoken(self) -> None:
         """Tell the others, when something was said, and wait until they know."""

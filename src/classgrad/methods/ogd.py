@@ -34,6 +34,7 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
+from classgrad.distributed import world
 from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.methods.flat import gather, products, split, write
 from classgrad.methods.projected import COLLECT_BATCH
@@ -50,7 +51,7 @@ class OGD(Method):
 
     name: ClassVar[str] = "ogd"
     summary: ClassVar[str] = "Orthogonal Gradient Descent: stored gradients, OGD-GTL (AISTATS 2020)"
-    parallel: ClassVar[bool] = True  # each process finds S itself: it is larger than all it is from
+    parallel: ClassVar[bool] = True  # the first process finds what a task adds to S
 
     samples: int = Field(200, ge=1, description="training samples whose gradients a task adds")
     max_vectors: int = Field(
@@ -97,9 +98,12 @@ class OGD(Method):
         """Add the gradients of some of the task's samples."""
         count = min(self.samples, len(task.train), self.max_vectors - len(self._basis))
         if count:
-            new = self.gradients(net, task, count, generator)
-            self._hold(extended(self._basis.to(new), new))
-            self.level(net)
+            held = len(self._basis)
+            grown = self._basis.to(self._weights[0])
+            if world().first:
+                grown = extended(grown, self.gradients(net, task, count, generator))
+            new = world().rows_from_first(grown[held:])
+            self._hold(grown if world().first else torch.cat([grown, new]))
 
     def gradients(self, net: Network, task: Task, count: int, generator: torch.Generator) -> Tensor:
         """Return ∇ f_y(x; w) of `count` random training samples (count x parameters)."""

@@ -17,7 +17,7 @@ PARTS = ("method", "training", "network_options", "benchmark_options")
 def run_list(section: Section) -> Markup:
     """Return the runs of a section, each folded."""
     items = [_run(row, run) for row in section.rows for run in row.runs]
-    return element("div", *items, class_="runs")
+    return element("div", *items, class_="runs", data_stream=section.key)
 
 
 def _run(row: Row, run: RunRecord) -> Markup:

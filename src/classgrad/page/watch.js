@@ -12,9 +12,9 @@
   function keyOf(one) {
     const named = one.querySelector("summary") ?? one;
     return [
-      one.closest("section")?.dataset.stream,
+      one.closest("[data-stream]")?.dataset.stream,
       one.closest("figure")?.querySelector("h3").textContent,
-      one.closest(".runs")?.previousElementSibling.textContent,
+      one.closest("section")?.id === "runs",
       one.closest(".panel")?.querySelector("h4")?.firstChild.textContent,
       one.localName,
       named.matches("summary, button, a") ? named.firstChild.textContent.trim() : "",
