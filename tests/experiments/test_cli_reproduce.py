@@ -90,7 +90,7 @@ def test_runs_at_once_equal_runs_one_after_the_other(call, tmp_path):
     for folder in folders:
         assert without_seconds(folder) == without_seconds(tmp_path / "runs" / folder.name)
     record = RunRecord.load(next((tmp_path / "alone").glob("*-gpm-*")))
-    line = re.search(r"^ GPM +([\d.]+) +([-+.\d]+) +50.00 +-10.00 +([-+.\d]+) +yes", out, re.M)
+    line = re.search(r"^ GPM +([\d.]+) +([-+.\d]+) +50.00 +-10.00 +yes +([-+.\d]+)", out, re.M)
     assert line is not None, out
     assert [float(cell) for cell in line.groups()] == pytest.approx(
         [record.average_accuracy, record.backward_transfer, record.average_accuracy - 50], abs=0.006
