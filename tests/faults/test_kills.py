@@ -11,7 +11,7 @@ import pytest
 from classgrad.methods import METHODS
 
 ROOT = Path(__file__).parent.parent.parent
-KILLS = 20  # of each method
+KILLS = 15  # of each method
 
 pytestmark = pytest.mark.slow
 

@@ -124,7 +124,7 @@ def _show_experiment(folder: Path) -> None:
         jobs = of_experiments([experiment], recipe, [1, 2], folder / "runs")
         states = [job.state() for job in jobs]
         console.print(plan_table(jobs, states, [60.0] * len(jobs)))
-        console.print(comparison(experiment, compare(experiment, [RECORD], recipe)))
+        console.print(comparison(experiment, compare(experiment, [RECORD], recipe), recipe))
 
 
 def _changed_experiments(sound: bytes) -> Strategy:
