@@ -2,7 +2,6 @@
 
 import json
 from datetime import timedelta
-from importlib import import_module
 from unittest import mock
 
 import processes
@@ -11,7 +10,8 @@ from torch import distributed
 
 import classgrad
 from classgrad import run_state
-from classgrad.distributed import World
+from classgrad.distributed import voice
+from classgrad.distributed.voice import Voice
 
 WORDS = ["run", "split-digits", "--method", "gpm", "--set", "epochs=1", "--set", "samples=20"]
 DRIVEN = str(processes.HERE / "driven.py")
@@ -90,19 +90,19 @@ def test_wrong_words_are_said_once_on_a_machine_and_other_commands_are_refused(c
 
 
 def test_one_speaks_for_a_first_process_that_does_not(monkeypatch):
-    monkeypatch.setattr(import_module(World.__module__), "PATIENCE", timedelta(seconds=0.01))
+    monkeypatch.setattr(voice, "PATIENCE", timedelta(seconds=0.01))
     store = distributed.HashStore()
-    assert [World(rank, 4, store).speaks() for rank in (2, 1, 3)] == [True, False, False]
+    assert [Voice(rank, 4, store).speaks() for rank in (2, 1, 3)] == [True, False, False]
 
     def gone(*given):
         raise RuntimeError("the store is gone")
 
     store = mock.Mock(wait=gone, add=gone)
-    assert [World(rank, 4, store).speaks() for rank in (2, 1, 3)] == [False, True, False]
+    assert [Voice(rank, 4, store).speaks() for rank in (2, 1, 3)] == [False, True, False]
     found = []
     for rank in (4, 5, 6):  # of the second machine, when the first is gone
         monkeypatch.setenv("LOCAL_RANK", str(rank - 4))
-        found.append(World(rank, 7, store).speaks())
+        found.append(Voice(rank, 7, store).speaks())
     assert found == [True, False, False]
 
 

@@ -8,23 +8,21 @@ nothing here does or costs anything.
 """
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
+from classgrad.distributed.voice import Voice
 from classgrad.errors import UserError, shown
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(seconds=3)  # for the first process to say what is wrong
 NETWORK = ("onnection", "imed out", "roken pipe")  # in messages of errors of the network
 
 
@@ -56,7 +54,8 @@ class World:
     def __init__(
         self, rank: int = 0, size: int = 1, store: distributed.Store | None = None
     ) -> None:
-        self.rank, self.size, self._store = rank, size, store
+        self.rank, self.size = rank, size
+        self.voice = Voice(rank, size, store)
         self.cut: Cut | None = None  # of the batch at hand, while it is cut among processes
         # Bytes this process has given to others, each counted once: "sums" of what was computed,
         # what one "handed" to all, and "counts", whole numbers with which they agree.
@@ -261,40 +260,6 @@ class World:
         for name, low, high in zip(values, lowest, highest, strict=False):
             if low != high:
                 raise UserError(f"the processes of this run differ in {name}: {remedy}")
-
-    # What is said at an end.
-
-    def speaks(self) -> bool:
-        """Tell whether this process is to say what is wrong: the first, or one that it is not."""
-        if self._store is None:  # all that torchrun started here will say the same
-            alone = os.environ.get("WORLD_SIZE", "1") == "1"
-            return alone or os.environ.get("LOCAL_RANK", "0") == "0"
-        if self.first:
-            return True
-        try:
-            self._store.wait(["said"], PATIENCE)
-            self._store.set(f"heard {self.rank}", "")
-        except RuntimeError:
-            return self._is_next()
-        return False
-
-    def _is_next(self) -> bool:
-        """Tell whether this process speaks for a first one that does not: one of them is enough."""
-        assert self._store is not None
-        try:
-            return self._store.add("speakers", 1) == 1
-        except RuntimeError:  # the store has died with the first process, and perhaps its machine
-            return self.rank == 1 or os.environ.get("LOCAL_RANK") == "0"
-
-    def spoken(self) -> None:
-        """Tell the others, when something was said, and wait until they know."""
-        if self._store is None or not self.first:
-            return
-        try:
-            self._store.set("said", "")
-            self._store.wait([f"heard {rank}" for rank in range(1, self.size)], PATIENCE)
-        except RuntimeError:
-            return  # they are gone
 
 
 def _kind(values: Tensor) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from classgrad.errors import UserError, shown, unknown
+from classgrad.grouping import grouped, key_of, label
 from classgrad.page.published import Paper, papers, printed_lines
 from classgrad.page.spreads import Spread, spread
 from classgrad.records import Matrix, RunRecord
-from classgrad.report import grouped, key_of, label
 
 HUGE = 1e9  # beyond any accuracy, and any number of seconds
 

@@ -7,13 +7,13 @@ from threading import Lock
 
 from classgrad.checkpoints.lock import in_use
 from classgrad.errors import UserError
+from classgrad.grouping import label
 from classgrad.page import page
 from classgrad.page.found import record_files
 from classgrad.page.html import Live, document
 from classgrad.page.markup import Markup, element
 from classgrad.page.summary import refuse_huge
 from classgrad.records import RunRecord
-from classgrad.report import label
 
 
 class Watched:
