@@ -93,7 +93,7 @@ def parse_names(only: str | None, quick: bool) -> list[str]:
 def measured(names: list[str], quick: bool, console: "Console") -> "dict[str, list[Row]]":
     """Make the measurements behind a bar with the time left."""
     from benchmarks.timing import Bench
-    from classgrad.cli_bar import bar
+    from classgrad.report.bar import bar
 
     rows: dict[str, list[Row]] = {}
     total = sum(MEASUREMENTS[name] for name in names)

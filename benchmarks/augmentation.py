@@ -8,7 +8,7 @@ from benchmarks.learner import BATCH, Learner
 from benchmarks.rows import Bound, Quantity, Row
 from benchmarks.timing import Bench
 from classgrad import seeds
-from classgrad.augment import augmix
+from classgrad.data.augmix import augmix
 
 
 def measure(bench: Bench) -> list[Row]:

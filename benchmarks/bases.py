@@ -8,9 +8,9 @@ from benchmarks.references import Array, columns, refined
 from benchmarks.rows import Bound, Quantity, Row
 from benchmarks.timing import Bench
 from classgrad import seeds
-from classgrad.capture import tap
-from classgrad.memory.collect import collect
-from classgrad.methods.cgp import CGP
+from classgrad.core.collect import collect
+from classgrad.core.layers import tap
+from classgrad.methods.projection.cgp import CGP
 
 SAMPLES = 125
 

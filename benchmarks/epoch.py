@@ -13,8 +13,8 @@ from torch import Tensor
 from benchmarks.learner import Learner
 from benchmarks.rows import Bound, Quantity, Row
 from benchmarks.timing import Bench, timed
-from classgrad.loop import fit
-from classgrad.methods import cgp
+from classgrad.methods.projection import cgp
+from classgrad.training.loop import fit
 
 PARTS: list[tuple[str, Any, str]] = [
     ("forward", cgp.CGP, "loss"),

@@ -18,16 +18,17 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks.machine import facts
-from classgrad import experiments, seeds
-from classgrad.capture import sites, tap
+from classgrad import seeds
 from classgrad.cli import fail
-from classgrad.cli_run import progress_bar
-from classgrad.cli_words import DataDir
+from classgrad.cli.run import progress_bar
+from classgrad.cli.words import DataDir
+from classgrad.core.layers import sites, tap
 from classgrad.errors import UserError
-from classgrad.methods.projected import Projected
+from classgrad.experiments import spec as experiments
+from classgrad.methods.projection.base import Projected
 from classgrad.networks.network import Network
-from classgrad.plan import make_plan
-from classgrad.runs import Run, load_stream
+from classgrad.runs.run import Run, load_stream
+from classgrad.runs.spec import make_plan
 from classgrad.tasks import Split, Task, batches
 
 OUT = Path(__file__).parent.parent / "results" / "free.json"

@@ -12,12 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.images import CLASSES, random_task
 from benchmarks.timing import Call
 from classgrad import networks
-from classgrad.loop import Loop
-from classgrad.methods.projected import Projected
+from classgrad.methods.projection.base import Projected
 from classgrad.networks import Network
-from classgrad.plan import make_plan
-from classgrad.records import RunRecord
+from classgrad.runs.record import RunRecord
+from classgrad.runs.spec import make_plan
 from classgrad.tasks import batches
+from classgrad.training.loop import Loop
 
 BATCH = 64
 TASKS = 10  # of the recorded stream

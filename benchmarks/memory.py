@@ -14,8 +14,8 @@ from benchmarks.images import random_stream
 from benchmarks.learner import TASKS
 from benchmarks.rows import Bound, Quantity, Row
 from benchmarks.timing import Bench
-from classgrad.plan import make_plan
-from classgrad.runs import Run
+from classgrad.runs.run import Run
+from classgrad.runs.spec import make_plan
 
 PER_CLASS = 125  # all that a basis takes of a class
 MEGABYTE = 1e6

@@ -6,9 +6,9 @@ from benchmarks.learner import Learner, flops, random_basis, ranks_after
 from benchmarks.references import without_groups
 from benchmarks.rows import Bound, Quantity, Row
 from benchmarks.timing import Bench
-from classgrad.capture import tap
-from classgrad.methods.projected import Projected
-from classgrad.projection import FreeForward
+from classgrad.core.layers import tap
+from classgrad.core.projector import FreeForward
+from classgrad.methods.projection.base import Projected
 
 
 class Projection:

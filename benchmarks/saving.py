@@ -9,8 +9,8 @@ from benchmarks.rows import Bound, Quantity, Row
 from benchmarks.timing import Bench
 from classgrad.checkpoints import Keeper
 from classgrad.checkpoints.keeper import MINUTES
-from classgrad.rounds import RoundKeeping
-from classgrad.runs import Run
+from classgrad.runs.run import Run
+from classgrad.training.rounds import RoundKeeping
 
 MANY = 1000  # calls that are timed as one, because one is shorter than what a clock can tell
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from benchmarks.references import without_groups
 from benchmarks.timing import Bench, Call
-from classgrad.memory.representation import Representation
-from classgrad.memory.selection import plain
-from classgrad.memory.subspace import Subspace
-from classgrad.projection import Projector
+from classgrad.core.projector import Projector
+from classgrad.core.representation import Representation
+from classgrad.core.selection import plain
+from classgrad.core.subspace import Subspace
 
 BATCH = 64
 SAMPLES = 125

@@ -23,8 +23,8 @@ from classgrad import distributed
 from classgrad.cli import fail
 from classgrad.distributed import world
 from classgrad.errors import UserError
-from classgrad.plan import make_plan
-from classgrad.runs import Run
+from classgrad.runs.run import Run
+from classgrad.runs.spec import make_plan
 from classgrad.tasks import Split, Task, TaskStream
 
 CLASSES, BATCH = 10, 64

@@ -16,11 +16,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from classgrad import experiments
+from classgrad.cli.experiment_tables import measured
+from classgrad.experiments import spec as experiments
 from classgrad.experiments.compare import compare
-from classgrad.experiments.tables import measured
-from classgrad.records import RunRecord
-from classgrad.report import markdown, number
+from classgrad.report.terminal import markdown, number
+from classgrad.runs.record import RunRecord
 
 ROOT = Path(__file__).parent.parent
 RECIPE = "fast"  # of the runs that repeat the paper

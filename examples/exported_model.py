@@ -6,7 +6,7 @@ import torch
 
 from classgrad import GPM, Learner
 from classgrad.benchmarks import split_digits
-from classgrad.learning.export import export
+from classgrad.learner.export import export
 
 
 def main() -> None:

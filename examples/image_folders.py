@@ -6,7 +6,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from classgrad import CGP, Learner, Training, leakage
-from classgrad.learning.leakage import Reference
+from classgrad.learner.drift import Reference
 
 # Tasks, their classes, and the colour of each.
 TASKS = {

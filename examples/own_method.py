@@ -17,7 +17,7 @@ class Anchor(Method):
     name: ClassVar[str] = "anchor"
     summary: ClassVar[str] = "L2 to the weights of the task before"
 
-    strength: float = Field(1.0, ge=0, description="weight of the penalty")
+    strength: float = Field(default=1.0, ge=0, description="weight of the penalty")
     _old: list[Tensor] = PrivateAttr(default_factory=list)
 
     def loss(self, net: Network, step: Step) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from classgrad import cli
-from classgrad.loop import Loop
+from classgrad.training.loop import Loop
 
 
 def pytest_collection_modifyitems(items):

@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-from classgrad.records import ClassResult, Layer, RunRecord, Seconds
+from classgrad.runs.record import ClassResult, Layer, RunRecord, Seconds
 
 EMPTY = {"meta", "br"}
 

@@ -4,7 +4,7 @@ import numpy as np
 from PIL import Image
 
 from classgrad import Learner
-from classgrad.learning.state import taken
+from classgrad.learner.state import taken
 from faults.kills import digest
 
 EDGE = 8

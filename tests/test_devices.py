@@ -10,11 +10,11 @@ from torch.nn import functional
 from classgrad import CGP, GPM, METHODS, Learner, Training, attach
 from classgrad.checkpoints import Keeper
 from classgrad.errors import Stopped
-from classgrad.learning.export import export
-from classgrad.learning.leakage import Reference, leakage
-from classgrad.learning.state import taken
-from classgrad.loop import Loop
-from learning.stored_states import SMALL, points
+from classgrad.learner.drift import Reference, leakage
+from classgrad.learner.export import export
+from classgrad.learner.state import taken
+from classgrad.training.loop import Loop
+from learner.stored_states import SMALL, points
 from oracles.models import built, normal
 from photos import photos
 from pretend import Pretend, WrongPlace, pretend_device

@@ -8,8 +8,8 @@ from classgrad.settings import Settings
 
 class Some(Settings):
     letters = {"eta": "similarity"}  # noqa: RUF012
-    similarity: float = Field(0.7, ge=-1, le=1)
-    count: int = Field(3, ge=1)
+    similarity: float = Field(default=0.7, ge=-1, le=1)
+    count: int = Field(default=3, ge=1)
 
 
 def test_word_and_letter_mean_the_same():

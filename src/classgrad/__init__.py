@@ -21,7 +21,7 @@ _HOMES = {
     "HAT": "methods",
     "ICaRL": "methods",
     "IMM": "methods",
-    "Learner": "learning.learner",
+    "Learner": "learner.learner",
     "LwF": "methods",
     "MAS": "methods",
     "METHODS": "methods",
@@ -31,7 +31,7 @@ _HOMES = {
     "OWM": "methods",
     "PGN": "methods",
     "RCL": "methods",
-    "RunRecord": "records",
+    "RunRecord": "runs.record",
     "SGP": "methods",
     "SI": "methods",
     "STL": "methods",
@@ -39,20 +39,27 @@ _HOMES = {
     "TRGP": "methods",
     "Task": "tasks",
     "TaskStream": "tasks",
-    "Training": "training",
+    "Training": "training.config",
     "UserError": "errors",
-    "attach": "attached",
-    "leakage": "learning.leakage",
-    "run": "runs",
+    "attach": "guard.attach",
+    "leakage": "learner.drift",
+    "run": "runs.run",
 }
-_MODULES = ("benchmarks", "metrics", "networks", "recipes")
+_MODULES = {
+    "benchmarks": "benchmarks",
+    "core": "core",
+    "methods": "methods",
+    "metrics": "training.metrics",
+    "networks": "networks",
+    "recipes": "runs.recipes",
+}
 
 __all__ = ["__version__", *sorted(_HOMES), *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return import_module(f"classgrad.{name}")
+        return import_module(f"classgrad.{_MODULES[name]}")
     if name in _HOMES:
         return getattr(import_module(f"classgrad.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'classgrad' has no attribute '{name}'")

@@ -5,7 +5,7 @@ from PIL import Image
 
 from classgrad import benchmarks, run
 from classgrad.errors import UserError
-from classgrad.plan import make_plan
+from classgrad.runs.spec import make_plan
 
 
 def picture(path, colour, size=(20, 12), mode="RGB", **options):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from classgrad.page import page
-from classgrad.records import RunRecord
+from classgrad.report.page import page
+from classgrad.runs.record import RunRecord
 
 RESULTS = Path(__file__).parents[2] / "results" / "permuted-digits"
 KINDS = {"curve", "matrix", "forgetting", "room", "merged", "cost"}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from classgrad.page.server import open_server
-from classgrad.page.watched import Watched
-from classgrad.records import RunRecord
+from classgrad.report.server import open_server
+from classgrad.report.watched import Watched
+from classgrad.runs.record import RunRecord
 from servers import running
 
 RESULTS = Path(__file__).parents[2] / "results" / "permuted-digits"

@@ -11,9 +11,9 @@ import torch
 from classgrad.checkpoints import Keeper, files
 from classgrad.errors import Stopped, UserError
 from classgrad.methods import METHODS
-from classgrad.plan import make_plan
-from classgrad.run_state import go_on
-from classgrad.runs import Run, run
+from classgrad.runs.run import Run, run
+from classgrad.runs.spec import make_plan
+from classgrad.runs.state import go_on
 from classgrad.tasks import Split, Task, TaskStream
 from streams import blobs
 

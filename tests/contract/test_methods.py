@@ -8,12 +8,12 @@ import torch
 
 from classgrad import methods
 from classgrad.errors import UserError
-from classgrad.evaluation import accuracy
-from classgrad.loop import fit
 from classgrad.methods import METHODS, Step
-from classgrad.plan import make_plan
-from classgrad.runs import Run
+from classgrad.prediction.accuracy import accuracy
+from classgrad.runs.run import Run
+from classgrad.runs.spec import make_plan
 from classgrad.tasks import TaskStream
+from classgrad.training.loop import fit
 from streams import blobs
 
 STREAM = blobs()

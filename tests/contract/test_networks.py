@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from classgrad import networks
-from classgrad.capture import sites
+from classgrad.core.layers import sites
+from classgrad.core.projector import Projector
 from classgrad.errors import UserError
 from classgrad.networks import NETWORKS
-from classgrad.projection import Projector
 
 pytestmark = pytest.mark.parametrize("name", NETWORKS)
 SHAPE = (3, 32, 32)
@@ -59,7 +59,7 @@ def test_the_wiring_names_every_layer_with_weights_once(name):
 
 
 def test_every_site_sees_the_rows_its_weight_multiplies(name):
-    from classgrad.capture import tap
+    from classgrad.core.layers import tap
 
     net = networks.build(name, SHAPE)
     found = sites(net.trunk)

@@ -5,9 +5,9 @@ import torch
 
 from classgrad.checkpoints import Keeper, keeper
 from classgrad.methods import METHODS
-from classgrad.plan import make_plan
-from classgrad.run_state import go_on
-from classgrad.runs import Run
+from classgrad.runs.run import Run
+from classgrad.runs.spec import make_plan
+from classgrad.runs.state import go_on
 from streams import blobs
 
 STREAM = blobs()

@@ -7,12 +7,12 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from datafiles import pixels
 from PIL import Image
 
 from classgrad.data import decoding
 from classgrad.data.pictures import as_pictures, read_class_folders, read_picture
 from classgrad.errors import UserError
+from data.datafiles import pixels
 
 SUFFIXES = ["bmp", "gif", "jpg", "png", "ppm", "tif", "webp"]
 RED, WHITE, BLACK = [255, 0, 0], [255, 255, 255], [0, 0, 0]

@@ -5,7 +5,7 @@ import signal
 from unittest import mock
 
 from classgrad import cli
-from classgrad.loop import Loop
+from classgrad.training.loop import Loop
 
 
 def main() -> None:

@@ -4,14 +4,14 @@ import json
 from datetime import timedelta
 from unittest import mock
 
-import processes
 import pytest
 from torch import distributed
 
 import classgrad
-from classgrad import run_state
 from classgrad.distributed import voice
 from classgrad.distributed.voice import Voice
+from classgrad.runs import state as run_state
+from distributed import processes
 
 WORDS = ["run", "split-digits", "--method", "gpm", "--set", "epochs=1", "--set", "samples=20"]
 DRIVEN = str(processes.HERE / "driven.py")

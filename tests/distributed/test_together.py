@@ -3,11 +3,11 @@
 import json
 import math
 
-import processes
 import pytest
-import together
 import torch
 from safetensors.torch import load_file
+
+from distributed import processes, together
 
 SIZES = (2, 3)
 CASES = [(name, size) for size in SIZES for name in together.runs(size)]

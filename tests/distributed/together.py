@@ -11,18 +11,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from classgrad import distributed, methods
-from classgrad.acceleration import prepare
 from classgrad.checkpoints import Lock
 from classgrad.distributed import world
 from classgrad.errors import UserError
 from classgrad.methods import OGD
 from classgrad.methods.base import Fit
 from classgrad.networks import Network
-from classgrad.plan import make_plan
-from classgrad.run_parallel import agree
-from classgrad.run_state import locking
-from classgrad.runs import Run
+from classgrad.runs.parallel import agree
+from classgrad.runs.run import Run
+from classgrad.runs.spec import make_plan
+from classgrad.runs.state import locking
 from classgrad.tasks import Task, TaskStream
+from classgrad.training.acceleration import prepare
 from streams import blobs
 
 # Batches of 7 of 33 samples: parts of a batch differ, and the last batch has 5.
@@ -105,7 +105,7 @@ def learnt(name: str) -> dict[str, Tensor]:
             moved = optimizer.param_groups[0]["params"]
             found[task] = torch.cat([p.grad.flatten() for p in moved if p.grad is not None])
 
-    with mock.patch("classgrad.loop.prepare", noted):
+    with mock.patch("classgrad.training.loop.prepare", noted):
         record = run.go()
     found |= {f"net {key}": value for key, value in run.net.state_dict().items()}
     for site, subspace in getattr(run.method, "subspaces", {}).items():
@@ -128,7 +128,7 @@ def refusals() -> dict[str, str]:
 
     def versions() -> None:
         found = {"python": "3", "classgrad": "1", "torch": "2" if other else "1"}
-        with mock.patch("classgrad.run_parallel.versions", return_value=found):
+        with mock.patch("classgrad.runs.parallel.versions", return_value=found):
             agree([])
 
     def not_finite() -> None:
@@ -139,7 +139,7 @@ def refusals() -> dict[str, str]:
         run.method.end_task(run.net, run.stream[0], torch.Generator().manual_seed(0))
 
     def sight() -> None:
-        seen = mock.patch("classgrad.run_state.seen", return_value=not other)
+        seen = mock.patch("classgrad.runs.state.seen", return_value=not other)
         with seen, mock.patch.object(Lock, "__enter__"), locking(Path("runs")):
             pass
 

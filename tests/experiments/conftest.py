@@ -2,7 +2,7 @@
 
 import pytest
 
-from classgrad.experiments import local
+from classgrad.experiments.executors import local
 
 
 @pytest.fixture

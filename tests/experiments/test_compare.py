@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from classgrad import experiments
+from classgrad.cli.experiment_tables import comparison
+from classgrad.experiments import spec as experiments
 from classgrad.experiments.compare import compare
-from classgrad.experiments.tables import comparison
-from classgrad.records import RunRecord
+from classgrad.runs.record import RunRecord
 
 
 @pytest.fixture

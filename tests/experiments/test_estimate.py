@@ -7,8 +7,8 @@ from classgrad.experiments import estimate
 from classgrad.experiments.checks import Streams
 from classgrad.experiments.estimate import START, Estimate, finished_records
 from classgrad.experiments.jobs import of_plans
-from classgrad.plan import make_plan
-from classgrad.records import RunRecord, Seconds
+from classgrad.runs.record import RunRecord, Seconds
+from classgrad.runs.spec import make_plan
 
 
 def plan(method="gpm", benchmark="permuted-digits", network=None, **values):

@@ -5,12 +5,12 @@ import shutil
 
 import pytest
 
-from classgrad import experiments
 from classgrad.errors import UserError
+from classgrad.experiments import spec as experiments
 from classgrad.experiments.checks import Streams
 from classgrad.experiments.jobs import of_experiments, of_plans
-from classgrad.plan import Plan, make_plan
-from classgrad.runs import run
+from classgrad.runs.run import run
+from classgrad.runs.spec import Plan, make_plan
 
 TINY = {"epochs": 1, "tasks": 2, "train_per_class": 4}
 

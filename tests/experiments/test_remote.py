@@ -10,12 +10,12 @@ import torch
 
 from classgrad.checkpoints.store import Store
 from classgrad.errors import UserError
-from classgrad.experiments import worker
+from classgrad.experiments.executors import worker
+from classgrad.experiments.executors.pool import Options, crashed, described
 from classgrad.experiments.jobs import Job
-from classgrad.experiments.pool import Options, crashed, described
 from classgrad.experiments.remote import CopyingKeeper, Place, Remote
-from classgrad.loop import Loop
-from classgrad.plan import make_plan
+from classgrad.runs.spec import make_plan
+from classgrad.training.loop import Loop
 
 SETTINGS = {"tasks": 2, "train_per_class": 10, "batch_size": 10, "epochs": 1}
 WORDS = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from classgrad.methods import METHODS
-from classgrad.records import versions
+from classgrad.runs.record import versions
 from faults.kills import survives, warm_up
 
 

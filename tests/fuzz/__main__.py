@@ -11,7 +11,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from classgrad.records import versions
+from classgrad.runs.record import versions
 from fuzz.engine import report
 from fuzz.targets import TARGETS
 

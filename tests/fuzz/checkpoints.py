@@ -11,12 +11,12 @@ import torch
 from classgrad.checkpoints import Keeper, Lock
 from classgrad.checkpoints.files import MANIFEST, STATE, TENSORS
 from classgrad.checkpoints.manifest import Entry, Manifest, parse_manifest
-from classgrad.learning.leakage import Reference
-from classgrad.loop import Loop
+from classgrad.learner.drift import Reference
 from classgrad.methods import GPM
-from classgrad.plan import Plan, make_plan
-from classgrad.run_state import restore, taken
-from classgrad.runs import Run
+from classgrad.runs.run import Run
+from classgrad.runs.spec import Plan, make_plan
+from classgrad.runs.state import restore, taken
+from classgrad.training.loop import Loop
 from fuzz.target import Strategy, Target
 from fuzz.trees import as_json, changed
 from streams import blobs

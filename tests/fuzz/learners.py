@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 from classgrad.checkpoints.files import STATE
-from classgrad.learning.learner import Learner
+from classgrad.learner.learner import Learner
 from classgrad.methods import CGP
-from classgrad.training import Training
+from classgrad.training.config import Training
 from fuzz.checkpoints import sign
 from fuzz.target import Strategy, Target
 from fuzz.trees import as_json, changed

@@ -8,12 +8,13 @@ from typing import Any
 from rich.cells import cell_len
 from rich.console import Console
 
-from classgrad import cli_show, experiments
+from classgrad.cli import show as cli_show
+from classgrad.cli.experiment_tables import comparison, plan_table
+from classgrad.experiments import spec as experiments
 from classgrad.experiments.compare import compare
 from classgrad.experiments.jobs import of_experiments
-from classgrad.experiments.tables import comparison, plan_table
-from classgrad.plan import make_plan
-from classgrad.records import RunRecord
+from classgrad.runs.record import RunRecord
+from classgrad.runs.spec import make_plan
 from fuzz.target import Strategy, Target
 from fuzz.trees import as_json, as_toml, changed
 

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from classgrad import methods
 from classgrad.errors import UserError
-from classgrad.loop import fit
 from classgrad.methods import Finetune, LwF
+from classgrad.training.loop import fit
 from oracles.distilled import go_on, inputs, interrupted, learning, outputs, softmax, weights
 from streams import blobs, step_of
 

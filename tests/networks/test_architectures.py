@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from classgrad import networks
-from classgrad.capture import sites
+from classgrad.core.layers import sites
 from classgrad.networks.layers import TaskBatchNorm
 
 

@@ -8,8 +8,8 @@ import torch
 
 from classgrad.methods import Method
 from classgrad.networks import Network
-from classgrad.plan import make_plan
-from classgrad.runs import Run
+from classgrad.runs.run import Run
+from classgrad.runs.spec import make_plan
 from classgrad.tasks import Task, TaskStream
 from streams import step_of
 

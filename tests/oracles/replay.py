@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from classgrad.benchmarks.transforms import Permute
-from classgrad.plan import make_plan
-from classgrad.runs import Run
+from classgrad.runs.run import Run
+from classgrad.runs.spec import make_plan
 from classgrad.tasks import Split, TaskStream, Transform
 from streams import blobs, step_of
 

@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from classgrad.methods import Method
 from classgrad.networks.network import Network
-from classgrad.plan import make_plan
-from classgrad.runs import Run
+from classgrad.runs.run import Run
+from classgrad.runs.spec import make_plan
 from classgrad.tasks import Split, Task, TaskStream
 from oracles.models import built
 

@@ -30,9 +30,10 @@ ORDERS = {
 class SplitCifar100Options(BenchmarkSettings):
     """What can be set."""
 
-    tasks: Literal[5, 10, 20] = Field(10, description="number of tasks")
+    tasks: Literal[5, 10, 20] = Field(default=10, description="number of tasks")
     class_order: Literal["natural", "shuffled"] = Field(
-        "natural", description="classes by label as in released code, or drawn with the run's seed"
+        default="natural",
+        description="classes by label as in released code, or drawn with the run's seed",
     )
 
 
@@ -40,9 +41,12 @@ class SuperclassOptions(BenchmarkSettings):
     """What can be set."""
 
     layout: Literal["image", "scrambled"] = Field(
-        "image", description="pixels in place, or in the wrong order of the published loaders"
+        default="image",
+        description="pixels in place, or in the wrong order of the published loaders",
     )
-    task_order: Literal["A", "B", "C", "D", "E"] = Field("A", description="order of the tasks")
+    task_order: Literal["A", "B", "C", "D", "E"] = Field(
+        default="A", description="order of the tasks"
+    )
 
 
 def split_cifar100(root: Path | None = None, seed: int = 1, **values: Any) -> TaskStream:

@@ -18,13 +18,13 @@ TEST_SHARE = 0.2
 class PermutedDigitsOptions(BenchmarkSettings):
     """What can be set."""
 
-    tasks: int = Field(5, ge=1, le=1000, description="number of tasks")
+    tasks: int = Field(default=5, ge=1, le=1000, description="number of tasks")
 
 
 class SplitDigitsOptions(BenchmarkSettings):
     """What can be set."""
 
-    tasks: Literal[1, 2, 5, 10] = Field(5, description="number of tasks")
+    tasks: Literal[1, 2, 5, 10] = Field(default=5, description="number of tasks")
 
 
 def permuted_digits(root: Path | None = None, seed: int = 1, **values: Any) -> TaskStream:

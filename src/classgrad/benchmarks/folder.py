@@ -21,12 +21,17 @@ from classgrad.tasks import Split, Task, TaskStream
 class FolderOptions(BenchmarkSettings):
     """What can be set."""
 
-    image_size: int = Field(32, ge=2, le=1024, description="height and width images are scaled to")
+    image_size: int = Field(
+        default=32, ge=2, le=1024, description="height and width images are scaled to"
+    )
     test_fraction: float = Field(
-        0.2, gt=0, lt=1, description="share of each class kept for testing, drawn with the seed"
+        default=0.2,
+        gt=0,
+        lt=1,
+        description="share of each class kept for testing, drawn with the seed",
     )
     valid_fraction: float = Field(
-        0.1, ge=0, lt=1, description="share of the training data kept for validation"
+        default=0.1, ge=0, lt=1, description="share of the training data kept for validation"
     )
 
 

@@ -14,16 +14,16 @@ from classgrad.tasks import Split, TaskStream
 class PermutedMnistOptions(BenchmarkSettings):
     """What can be set."""
 
-    tasks: int = Field(10, ge=1, le=1000, description="number of tasks")
+    tasks: int = Field(default=10, ge=1, le=1000, description="number of tasks")
     valid_fraction: float = Field(
-        0.1, ge=0, lt=1, description="share of the training data kept for validation"
+        default=0.1, ge=0, lt=1, description="share of the training data kept for validation"
     )
 
 
 class SplitMnistOptions(BenchmarkSettings):
     """What can be set."""
 
-    tasks: Literal[1, 2, 5, 10] = Field(5, description="number of tasks")
+    tasks: Literal[1, 2, 5, 10] = Field(default=5, description="number of tasks")
 
 
 def permuted_mnist(root: Path | None = None, seed: int = 1, **values: Any) -> TaskStream:

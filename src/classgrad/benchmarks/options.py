@@ -14,14 +14,18 @@ class BenchmarkSettings(Settings):
     kind = "benchmark option"
 
     valid_fraction: float = Field(
-        0.05, ge=0, lt=1, description="share of the training data kept for validation"
+        default=0.05, ge=0, lt=1, description="share of the training data kept for validation"
     )
     train_per_class: int | None = Field(
-        None, ge=1, description="at most this many training images of each class, for quick work"
+        default=None,
+        ge=1,
+        description="at most this many training images of each class, for quick work",
     )
 
     test_per_class: int | None = Field(
-        None, ge=1, description="at most this many test images of each class, for quick work"
+        default=None,
+        ge=1,
+        description="at most this many test images of each class, for quick work",
     )
 
     def reduce(self, test: Split) -> Split:

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from classgrad.checkpoints.signals import heard_by
 from classgrad.checkpoints.store import Loaded, Store
 from classgrad.distributed import world
 from classgrad.errors import Stopped
-from classgrad.signals import heard_by
 
 FOLDER = "checkpoints"
 MINUTES = 5.0

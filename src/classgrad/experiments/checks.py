@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from classgrad.experiments.jobs import Job
-from classgrad.plan import Plan
-from classgrad.runs import Run, load_stream
+from classgrad.runs.run import Run, load_stream
+from classgrad.runs.spec import Plan
 from classgrad.tasks import Task, TaskStream
 
 

@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from classgrad.experiments import Experiment
-from classgrad.records import RunRecord
+from classgrad.experiments.spec import Experiment
+from classgrad.runs.record import RunRecord
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from classgrad import networks, seeds
 from classgrad.errors import UserError
 from classgrad.experiments.checks import Facts
 from classgrad.experiments.jobs import Job
-from classgrad.plan import Plan
-from classgrad.records import FILE_NAME, RunRecord
+from classgrad.runs.record import FILE_NAME, RunRecord
+from classgrad.runs.spec import Plan
 
 WARM_UP = 2  # steps before those that count
 TIMED = 1.0  # seconds of steps for each kind of network and batch

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from classgrad.errors import UserError
-from classgrad.experiments import Experiment
-from classgrad.plan import Plan
-from classgrad.records import FILE_NAME, RunRecord
-from classgrad.run_state import something_kept
-from classgrad.runs import run_folder
+from classgrad.experiments.spec import Experiment
+from classgrad.runs.record import FILE_NAME, RunRecord
+from classgrad.runs.run import run_folder
+from classgrad.runs.spec import Plan
+from classgrad.runs.state import something_kept
 
 CRASH_FILE = "crash.txt"  # the trace of a crash, in the folder of a run
 

@@ -18,7 +18,7 @@ from classgrad.checkpoints.files import MANIFEST, STATE, TENSORS
 from classgrad.checkpoints.keeper import FOLDER
 from classgrad.errors import UserError, shown
 from classgrad.experiments.jobs import CRASH_FILE, Job
-from classgrad.records import FILE_NAME
+from classgrad.runs.record import FILE_NAME
 
 # What there is of a run. Whatever else is there is not touched, and not copied to a machine, as its
 # name may lead anywhere.

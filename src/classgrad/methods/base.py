@@ -12,7 +12,7 @@ from torch.nn import functional
 from classgrad.checkpoints.sharing import from_first
 from classgrad.devices import moved
 from classgrad.distributed import world
-from classgrad.memory.budget import Held
+from classgrad.methods.projection.budget import Held
 from classgrad.networks.network import Network
 from classgrad.settings import Settings
 from classgrad.tasks import Task

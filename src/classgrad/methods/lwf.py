@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from classgrad import seeds
 from classgrad.methods.base import Step
-from classgrad.methods.distilled import Distilled, logits_of, record
+from classgrad.methods.distillation import Distilled, logits_of, record
 from classgrad.networks.network import Network
 from classgrad.tasks import Task
 
@@ -43,8 +43,10 @@ class LwF(Distilled):
     summary: ClassVar[str] = "Learning without Forgetting: old heads' answers kept (ECCV 2016)"
     letters: ClassVar[dict[str, str]] = {"lambda": "strength", "T": "temperature"}
 
-    strength: float = Field(1.0, ge=0, description="weight of the old heads' answers (λ)")
-    temperature: float = Field(2.0, ge=1e-3, description="what logits are divided by there (T)")
+    strength: float = Field(default=1.0, ge=0, description="weight of the old heads' answers (λ)")
+    temperature: float = Field(
+        default=2.0, ge=1e-3, description="what logits are divided by there (T)"
+    )
 
     _answers: Tensor | None = PrivateAttr(default=None)
 

@@ -16,7 +16,7 @@ class AlexNet5(Trunk):
     class Options(NetworkSettings):
         """What can be set."""
 
-        dropout: bool = Field(True, description="drop 20 to 50 % of the units in training")
+        dropout: bool = Field(default=True, description="drop 20 to 50 % of the units in training")
 
     summary = "AlexNet-5: 3 convolutions, 2 x 2048 units, BatchNorm, dropout"
     smallest = 19

@@ -17,10 +17,12 @@ class MLP(Trunk):
     class Options(NetworkSettings):
         """What can be set."""
 
-        width: int = Field(256, ge=1, description="units of each hidden layer")
-        depth: int = Field(2, ge=1, description="number of hidden layers")
-        dropout: float = Field(0.0, ge=0, lt=1, description="share of units dropped in training")
-        batch_norm: bool = Field(False, description="normalise each hidden layer")
+        width: int = Field(default=256, ge=1, description="units of each hidden layer")
+        depth: int = Field(default=2, ge=1, description="number of hidden layers")
+        dropout: float = Field(
+            default=0.0, ge=0, lt=1, description="share of units dropped in training"
+        )
+        batch_norm: bool = Field(default=False, description="normalise each hidden layer")
 
     summary = "perceptron, 2 x 256 ReLU units, no biases"
 

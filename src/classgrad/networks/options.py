@@ -13,12 +13,13 @@ class NetworkSettings(Settings):
     kind = "network option"
 
     norm: Literal["batch", "stored"] = Field(
-        "batch",
+        default="batch",
         description="statistics of BatchNorm at test time: of the batch, or stored for each task",
     )
     affine: Literal["first", "task"] = Field(
-        "first", description="scale and shift of BatchNorm: of the first task, or one per task"
+        default="first",
+        description="scale and shift of BatchNorm: of the first task, or one per task",
     )
     heads: Literal["task", "shared"] = Field(
-        "task", description="one head for each task, or one for all"
+        default="task", description="one head for each task, or one for all"
     )

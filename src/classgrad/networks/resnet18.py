@@ -39,7 +39,7 @@ class ResNet18(Trunk):
     class Options(NetworkSettings):
         """What can be set."""
 
-        width: int = Field(20, ge=1, description="channels of the first stage")
+        width: int = Field(default=20, ge=1, description="channels of the first stage")
 
     summary = "ResNet18 reduced to 20-40-80-160 channels, BatchNorm"
     smallest = 9

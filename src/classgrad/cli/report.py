@@ -1,0 +1,143 @@
+"""The command that compares runs on one page."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from classgrad.errors import UserError, shown
+
+if TYPE_CHECKING:
+    from classgrad.report.page.summary import Section
+    from classgrad.runs.record import RunRecord
+
+EXAMPLES = (
+    "Examples: classgrad report runs | classgrad report results/permuted-digits -o digits.html "
+    "--against cgp | classgrad report runs/* --markdown table.md --csv table.csv --pictures images"
+)
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs, or folders that hold such folders.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
+        "report.html"
+    ),
+    markdown: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write the comparison as Markdown; - prints it."),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the comparison as CSV.")
+    ] = None,
+    pictures: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Also draw every figure into PNG and SVG files."),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="LABEL", help="The row that others are compared with; else the best."),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="The title of the page.")] = None,
+) -> None:
+    """Compare runs on one page that opens in any browser, without a network.
+
+    It has means over seeds, the paper's figures, accuracy, forgetting, room left and cost.
+    """
+    from classgrad.report.page import page_of
+    from classgrad.report.page.summary import sections
+    from classgrad.report.page.tables import comma_separated
+    from classgrad.report.page.tables import markdown as as_markdown
+
+    printed = markdown == Path("-")
+    files = [out, *([markdown] if markdown and not printed else []), *([csv] if csv else [])]
+    for file in files:
+        refuse_place(file)
+    if len({file.resolve() for file in files}) < len(files):
+        raise UserError(f"'{shown(files[-1])}' is named twice: give each output its own file")
+    if pictures:
+        refuse_folder(pictures)
+    records = found_runs(runs)
+    found = sections(records, against)
+    left_out = len(records) - sum(len(row.runs) for section in found for row in section.rows)
+    if left_out:
+        why = "others have the same settings and seed"
+        print(f"left out  {left_out} of {len(records)} records: {why}", file=sys.stderr)
+    texts = {out: page_of(found, title=title)}
+    if markdown:
+        texts[markdown] = as_markdown(found)
+    if csv:
+        texts[csv] = comma_separated(found)
+    if printed:
+        print(texts.pop(Path("-")), end="")
+    for file, text in texts.items():
+        write_text(file, text)
+    told = sys.stderr if printed else sys.stdout
+    if pictures:
+        print(f"pictures  {pictures}: {draw_into(pictures, found)} files", file=told)
+    print(f"page      {out}", file=told)
+
+
+def draw_into(folder: Path, found: "list[Section]") -> int:
+    """Draw every figure into a folder, with a bar; return the number of files."""
+    from rich.console import Console
+
+    from classgrad.report.bar import bar
+    from classgrad.report.page.pictures import draw
+
+    try:
+        with bar(Console(stderr=True), "pictures") as move:
+            return len(draw(found, folder, move))
+    except OSError as error:
+        raise UserError(f"'{shown(folder)}' cannot be written to: {shown(error)}") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
+    from classgrad.data.files import write_atomic
+
+    try:
+        write_atomic(path, lambda part: part.write_text(text, encoding="utf-8"))
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"'{shown(path)}' cannot be written: {shown(error)}") from None
+
+
+def found_runs(paths: list[Path]) -> "list[RunRecord]":
+    """Read the records in folders, each once; pictures, pages and tables are passed over."""
+    from classgrad.report.found import record_files
+    from classgrad.runs.record import RunRecord
+
+    files: dict[Path, Path] = {}  # by where it really is
+    for path in paths:
+        found = record_files([path])
+        if path.is_dir() and not found:
+            raise UserError(f"no runs in '{shown(path)}': give a folder that 'run' wrote to")
+        files.update((file.resolve(), file) for file in found)
+    if not files:
+        raise UserError("only pictures, pages or tables are named: give folders of runs")
+    return [RunRecord.load(file) for file in files.values()]
+
+
+def refuse_place(path: Path) -> None:
+    """Refuse a path that no file can be written to, and one that holds the record of a run."""
+    from classgrad.runs.record import FILE_NAME
+
+    if path.is_dir():
+        raise UserError(f"'{shown(path)}' is a folder: give the name of a file")
+    if path.name == FILE_NAME:
+        raise UserError(f"'{shown(path)}' has the name of records: give another name")
+    refuse_folder(path.parent)
+    if not path.parent.is_dir():
+        raise UserError(f"'{shown(path.parent)}' is not a folder: make it, or give another")
+
+
+def refuse_folder(path: Path) -> None:
+    """Refuse a folder that cannot be written to or made."""
+    place = path if path.exists() else path.parent
+    if not place.is_dir():
+        raise UserError(f"'{shown(place)}' is not a folder: make it, or give another")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UserError(f"'{shown(place)}' cannot be written to: give another folder")

@@ -1,0 +1,89 @@
+"""The commands that list what can be run, and show what was."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from classgrad.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from classgrad.runs.record import RunRecord
+
+LIST_EXAMPLES = "Examples: classgrad list | classgrad list cgp | classgrad list --json"
+SHOW_EXAMPLES = (
+    "Examples: classgrad show runs/permuted-digits-cgp-seed1-... | classgrad show runs/*"
+)
+
+
+def list_tables(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="List the settings of this method, benchmark, network, or of training."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """List methods, benchmarks, networks and recipes; or what can be set on one of them."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from classgrad.cli import tables
+
+    found = tables.everything() if name is None else {name: tables.settings_of(name)}
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    for title, entries in found.items():
+        table = Table("name", "what it is", title=title, title_justify="left")
+        for entry, summary in entries.items():
+            table.add_row(entry, summary)
+        Console().print(table)
+
+
+def show(
+    runs: Annotated[list[str], typer.Argument(help="Folders of runs.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the records and nothing else.")
+    ] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print means over seeds as a Markdown table.")
+    ] = False,
+) -> None:
+    """Show the record of a run, or compare several."""
+    from rich.console import Console
+
+    from classgrad.report.found import runs_among
+    from classgrad.runs.record import RunRecord
+
+    records = [RunRecord.load(path) for path in runs_among(map(Path, runs))]
+    if not records:
+        raise UserError("only pictures, pages or tables are named: give folders of runs")
+    if as_json:
+        found = [json.loads(record.to_json()) for record in records]
+        print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
+        return
+    if as_markdown:
+        from classgrad.report.terminal import markdown
+
+        print(markdown(records), end="")
+        return
+    show_records(Console(markup=False), records)
+
+
+def show_records(console: "Console", records: "list[RunRecord]") -> None:
+    """Print a comparison; for one run also its accuracy matrix and the room left."""
+    from classgrad.report import terminal as report
+
+    several = len(report.summaries(records)) < len(records)
+    console.print(report.means(records) if several else report.comparison(records))
+    if len(records) == 1:
+        console.print(report.matrix_table(records[0]))
+        if records[0].layers:
+            console.print(report.room_table(records[0]))
+    if any(not record.complete for record in records):
+        console.print("Some runs did not end: their figures are of the tasks learnt so far.")

@@ -1,0 +1,67 @@
+"""What gradient projection cannot protect is refused by name, instead of left to forget."""
+
+from collections.abc import Callable, Collection
+
+import torch
+from torch import Tensor, nn
+
+from classgrad.core.layers import LAYERS
+from classgrad.errors import UserError
+from classgrad.networks.layers import NORMALISATIONS, TaskBatchNorm
+
+TRANSFORMERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
+def refuse_unprotectable(model: nn.Module) -> None:
+    """Refuse, by name, every trainable layer whose old answers could not be kept."""
+    for name, module in model.named_modules():
+        if isinstance(module, NORMALISATIONS) and getattr(module, "track_running_stats", False):
+            raise UserError(
+                f"layer '{name}' ({type(module).__name__}) keeps running statistics that every new "
+                "task would move: use classgrad.networks.TaskBatchNorm, which has its own for each "
+                "task, or track_running_stats=False"
+            )
+        free = any(parameter.requires_grad for parameter in module.parameters())
+        if isinstance(module, TRANSFORMERS) and free and not module.self_attn.batch_first:
+            raise UserError(
+                f"layer '{name}' ({type(module).__name__}) has positions before samples, so it is "
+                "not known which inputs belong to one sample: make it with batch_first=True"
+            )
+        if isinstance(module, (*LAYERS, *NORMALISATIONS, TaskBatchNorm)):
+            continue
+        for label, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad:
+                where = f"{name}.{label}" if name else label
+                raise UserError(
+                    f"parameter '{where}' of a {type(module).__name__} cannot be protected: freeze "
+                    "it with requires_grad_(False), or build that part from Linear and Conv layers"
+                )
+
+
+def refuse_bypassed(
+    model: nn.Module, run: Callable[[], Tensor], called: Collection[nn.Module]
+) -> None:
+    """Refuse, by name, parameters that count for an output although their layer was not called.
+
+    What such a weight multiplies was not seen.
+    """
+    unseen = {
+        f"{prefix}.{name}" if prefix else name: parameter
+        for prefix, module in model.named_modules()
+        if module not in called
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.requires_grad
+    }
+    if not unseen:
+        return
+    with torch.enable_grad():
+        total = run().sum()
+    if not total.requires_grad:
+        return
+    gradients = torch.autograd.grad(total, list(unseen.values()), allow_unused=True)
+    for name, gradient in zip(unseen, gradients, strict=True):
+        if gradient is not None:
+            raise UserError(
+                f"parameter '{name}' is used without a call of its layer, so its inputs cannot be "
+                "seen: call the layer, or freeze it with requires_grad_(False)"
+            )

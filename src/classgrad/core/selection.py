@@ -1,0 +1,96 @@
+"""Which new directions a class adds to a basis: the plain rule, and the rules of base refining.
+
+Notation of CGP (MM 2022): S the basis so far, C the class's representation with energy E,
+δ = diag(Sᵀ C Cᵀ S) its energy along each stored direction, Ĉ = U Σ Vᵀ the residual outside S. The
+joint list is L = [δ, σ²]. The stored directions stay protected in any case, so a rule differs from
+another one only in how many columns of U it adds.
+
+- `plain` adds the first m of U, with the smallest m for which Σδ + Σσ²[:m] >= ε E.
+- `alg1` adds what U has among the first k of sorted L, with k the class's own rank at ε; at most
+  what `plain` adds. The class may then be held by less than ε.
+- `joint` adds what U has among the first of sorted L that reach ε E; at least what `plain` adds.
+- `official` adds what the residual has among the first m of L, where L and m are relative to the
+  directions of one group only; often nothing. Its groups begin with `complete`.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from classgrad.core.linalg import smallest_rank
+from classgrad.core.representation import Representation
+
+
+class Selection(NamedTuple):
+    """New directions (d x n), and the columns of S that represent the class beside them."""
+
+    new: Tensor
+    stored: list[int]
+
+
+def plain(basis: Tensor, c: Representation, epsilon: float) -> Selection:
+    """Protect at least the share ε of the class (Eq. k-rank2, with ||C||² on the right).
+
+    Every stored direction counts, because every one stays protected; none stands for the class.
+    """
+    delta, values, vectors = c.split_by(basis)
+    count = smallest_rank(values, epsilon * c.energy() - float(delta.sum()))
+    return Selection(vectors[:, :count], [])
+
+
+def complete(basis: Tensor, c: Representation, epsilon: float) -> Selection:
+    """Add what `plain` adds; with these, the strongest stored directions that hold ε are its own.
+
+    So a class that opens a group leaves it with directions that stand for all of it, as in the
+    released scripts, where every group has a basis for itself.
+    """
+    delta, values, vectors = c.split_by(basis)
+    count = smallest_rank(values, epsilon * c.energy() - float(delta.sum()))
+    strongest = delta.sort(descending=True, stable=True)
+    missing = epsilon * c.energy() - float(values[:count].sum())
+    stored = strongest.indices[: smallest_rank(strongest.values, missing)]
+    return Selection(vectors[:, :count], sorted(stored.tolist()))
+
+
+def alg1(basis: Tensor, c: Representation, epsilon: float) -> Selection:
+    """Represent the class by as many directions as it needs on its own (Algorithm 1).
+
+    The paper lets the count exceed that of `plain` when stored directions carry energy thinly; here
+    it does not, so refining never protects more than not refining.
+    """
+    delta, values, vectors = c.split_by(basis)
+    own_rank = smallest_rank(c.energies(), epsilon * c.energy())
+    enough = smallest_rank(values, epsilon * c.energy() - float(delta.sum()))
+    stored, count = _first_of_joint_list(delta, values, own_rank)
+    return Selection(vectors[:, : min(count, enough)], stored)
+
+
+def joint(basis: Tensor, c: Representation, epsilon: float) -> Selection:
+    """Represent the class by the strongest directions, stored or new, that hold ε (TRGP)."""
+    delta, values, vectors = c.split_by(basis)
+    ordered = torch.cat([delta, values]).sort(descending=True, stable=True).values
+    stored, count = _first_of_joint_list(
+        delta, values, smallest_rank(ordered, epsilon * c.energy())
+    )
+    return Selection(vectors[:, :count], stored)
+
+
+def official(basis: Tensor, c: Representation, epsilon: float, group: list[int]) -> Selection:
+    """Count against one group, choose from the joint list: the released CIFAR-100 script.
+
+    m residual directions would be needed; the first m of the joint list are taken, and stored ones
+    fill most places, so the class is often left with no new direction at all.
+    """
+    part = basis[:, group]
+    delta, values, vectors = c.split_by(part)
+    needed = smallest_rank(values, epsilon * c.energy() - float(delta.sum()))
+    stored, count = _first_of_joint_list(delta, values, needed)
+    return Selection(vectors[:, :count], [group[index] for index in stored])
+
+
+def _first_of_joint_list(delta: Tensor, values: Tensor, count: int) -> tuple[list[int], int]:
+    """Take the first `count` of sorted [δ, σ²]: which stored ones, and how many new ones."""
+    order = torch.cat([delta, values]).sort(descending=True, stable=True).indices[:count]
+    stored = order[order < len(delta)]
+    return sorted(stored.tolist()), len(order) - len(stored)

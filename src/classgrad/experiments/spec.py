@@ -1,0 +1,123 @@
+"""Experiments: the runs behind a table or figure of a paper, with the paper's figures beside."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from classgrad import toml_files
+from classgrad.errors import UserError
+from classgrad.runs.record import RunRecord
+from classgrad.runs.spec import Plan, make_plan
+
+Unit = Literal["per cent", "fraction"]
+
+
+class Published(BaseModel):
+    """What a paper prints of one run: accuracy and capacity in per cent, transfer in its unit."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    accuracy: float
+    transfer: float | None = None
+    transfer_unit: Unit = "per cent"
+    capacity: float | None = None
+
+    @property
+    def transfer_percent(self) -> float | None:
+        """Backward transfer in per cent."""
+        if self.transfer is None or self.transfer_unit == "per cent":
+            return self.transfer
+        return 100 * self.transfer
+
+
+class Line(BaseModel):
+    """One line of a table: a method with its settings, on the experiment's benchmark.
+
+    `recipes` has values for some recipes only, which go before `values`.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    label: str
+    method: str
+    values: dict[str, Any] = Field(default_factory=dict)
+    recipes: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    paper: Published | None = None
+    note: str = ""
+
+    def plan(self, benchmark: str, recipe: str, seed: int) -> Plan:
+        """Return the run of this line, fully toml_files."""
+        values = {**self.values, **self.recipes.get(recipe, {})}
+        return make_plan(benchmark, self.method, recipe=recipe, seed=seed, values=values)
+
+
+class Experiment(BaseModel):
+    """A table or figure: its lines, and how near a figure must come to count as repeated."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    name: str
+    title: str
+    source: str
+    benchmark: str
+    tolerance: float = Field(gt=0)  # points of accuracy, and of transfer
+    note: str = ""
+    lines: list[Line] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _labels_differ(self) -> "Experiment":
+        labels = [line.label for line in self.lines]
+        twice = [label for label in labels if labels.count(label) > 1]
+        if twice:
+            raise ValueError(f"two lines have the label '{twice[0]}'")
+        return self
+
+    def plans(self, recipe: str, seeds: Iterable[int]) -> dict[str, list[Plan]]:
+        """Return the runs of every line by its label, one for each seed."""
+        seeds = list(seeds)
+        return {
+            line.label: [line.plan(self.benchmark, recipe, seed) for seed in seeds]
+            for line in self.lines
+        }
+
+    def records(self, records: Iterable[RunRecord], recipe: str) -> dict[str, list[RunRecord]]:
+        """Return the records of every line by its label, whatever their seeds; [] for none."""
+        records = list(records)
+        wanted = {line.label: line.plan(self.benchmark, recipe, 0).as_dict() for line in self.lines}
+        return {
+            label: [record for record in records if record.is_of({**plan, "seed": record.seed})]
+            for label, plan in wanted.items()
+        }
+
+    def repeated(self, measured: float | None, published: float | None) -> bool | None:
+        """Tell whether a figure comes near enough; None where one of both is not there.
+
+        >>> load("cifar100").repeated(74.0, 74.26)
+        True
+        """
+        if measured is None or published is None:
+            return None
+        return abs(measured - published) <= self.tolerance
+
+
+def names() -> list[str]:
+    """List the experiments that come with the package."""
+    return toml_files.names(__package__)
+
+
+def load(name: str) -> Experiment:
+    """Return an experiment by name, or from a file whose name ends in .toml.
+
+    >>> load("eta").lines[0].label
+    'η = 0.5'
+    """
+    return toml_files.load(Experiment, __package__, name)
+
+
+def chosen(name: str) -> list[Experiment]:
+    """Return the experiments a name asks for: `all`, one, or several with commas."""
+    words = [word.strip() for word in name.split(",") if word.strip()]
+    if not words:
+        raise UserError("no experiment is named: give one of " + ", ".join(names()) + ", or all")
+    return [load(word) for word in (names() if "all" in words else words)]

@@ -1,0 +1,1 @@
+"""Gradient projection in a training loop of your own."""

@@ -1,0 +1,155 @@
+"""What later tasks did to the answers of an earlier one: nothing, or how much.
+
+    reference = learner.reference(images, "birds")  # after "birds", before what comes next
+    learner.learn("fish", ...)
+    print(leakage(learner, reference))
+
+Images of any kind will do, and need no labels. A reference belongs to the user: a learner keeps no
+images, so a reference is no part of its state, and is saved and loaded by itself.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from classgrad.data.files import write_atomic
+from classgrad.data.pictures import as_pictures
+from classgrad.errors import UserError, shown
+from classgrad.prediction.accuracy import BATCH
+
+if TYPE_CHECKING:
+    from classgrad.learner.learner import Learner
+
+NAME = "classgrad-reference"  # of the metadata in a file
+IDENTITY = ("class_names", "samples", "sharpness", "when", "data")
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What a learner once said to some images of a task.
+
+    It holds the images as they were given: keep it as you keep them. `identity` is what the learner
+    knew of the task, by which the answers of another learner are told.
+    """
+
+    images: Tensor  # (n, *input_shape)
+    logits: Tensor  # (n, classes)
+    task: str
+    identity: dict[str, Any]
+
+    def save(self, path: Path | str) -> None:
+        """Write images and logits to one safetensors file; a file that is there is replaced."""
+        path = Path(path)
+        if path.is_dir() or not path.parent.is_dir():
+            raise UserError(f"'{shown(path)}' is not a file in a folder: give another name")
+        tensors = {"images": self.images.contiguous(), "logits": self.logits.contiguous()}
+        about = {NAME: json.dumps({"task": self.task, "identity": self.identity})}
+        write_atomic(path, lambda part: safetensors.torch.save_file(tensors, part, about))
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Reference":
+        """Read a reference from a file."""
+        if not Path(path).is_file():
+            raise UserError(f"no reference at '{shown(path)}': give the file it was saved in")
+        try:
+            with safe_open(path, "pt") as file:
+                about = json.loads((file.metadata() or {})[NAME])
+                # Copies: a tensor of the library's may lie in the file, which can change.
+                images, logits = (file.get_tensor(name).clone() for name in ("images", "logits"))
+                found = cls(images, logits, **about)
+            found.refuse_misshapen()
+        except Exception as error:  # the library does not say which errors it raises
+            reason = shown(" ".join(f"{type(error).__name__} {error}".split()))
+            raise UserError(f"'{shown(path)}' is not a reference: {reason}") from None
+        return found
+
+    def refuse_misshapen(self) -> None:
+        """Refuse what cannot have been said to these images."""
+        classes = self.identity["class_names"]
+        if not isinstance(self.task, str) or not isinstance(classes, list):
+            raise TypeError("its task or classes are not names")
+        if self.logits.shape != (len(self.images), len(classes)) or not len(self.images):
+            raise ValueError(f"{len(self.images)} images, logits {tuple(self.logits.shape)}")
+        if not self.logits.is_floating_point():
+            raise TypeError(f"logits of {self.logits.dtype}")
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """How far a learner's answers to the images of a reference have moved.
+
+    The change of an image's logits is ‖now - then‖ / ‖then‖, over classes that are not forgotten.
+    """
+
+    task: str
+    mean: float  # change, over the images
+    largest: float
+    changed: int  # predictions with the task given
+    images: int
+
+    def __str__(self) -> str:
+        return (
+            f"task '{self.task}': logits changed by {self.mean:.1e} of their norm on average, "
+            f"{self.largest:.1e} at most; {self.changed} of {self.images} predictions changed"
+        )
+
+
+def take(learner: "Learner", images: Any, task: str) -> Reference:
+    """Return what a learner says now to images of a task, given as for `Learner.predict`."""
+    number = learner.number(task)
+    given = images if isinstance(images, Tensor) else as_pictures(images, learner.size)
+    given = given[None] if tuple(given.shape) == learner.input_shape else given
+    if not given.numel():
+        raise UserError("a reference needs images: give at least one")
+    return Reference(
+        given.detach().cpu().clone(),
+        answers(learner, given, number),
+        task,
+        identity(learner, number),
+    )
+
+
+def leakage(learner: "Learner", reference: Reference) -> Leakage:
+    """Return how far the answers to a reference have moved since it was taken."""
+    number = learner.number(reference.task)
+    if identity(learner, number) != reference.identity:
+        raise UserError(
+            f"this reference is of another learner: task '{reference.task}' of this one was learnt "
+            "at another time or from other classes; take a new reference"
+        )
+    about = learner.tasks[number]
+    kept = [place for place, name in enumerate(about.class_names) if name not in about.forgotten]
+    if not kept:
+        raise UserError(f"all classes of task '{about.name}' are forgotten: nothing is left of it")
+    then = reference.logits[:, kept].double()
+    now = answers(learner, reference.images, number)[:, kept].double()
+    moved = (now - then).norm(dim=1)
+    change = torch.where(moved == 0, 0.0, moved / then.norm(dim=1))  # zeros that stay are no change
+    return Leakage(
+        task=reference.task,
+        mean=float(change.mean()),
+        largest=float(change.max()),
+        changed=int((now.argmax(1) != then.argmax(1)).sum()),
+        images=len(then),
+    )
+
+
+@torch.no_grad()
+def answers(learner: "Learner", images: Tensor, number: int) -> Tensor:
+    """Return the logits of a task's classes."""
+    net = learner.net.eval()
+    batches = learner._inputs(images).split(BATCH)
+    logits = torch.cat([net(x, number) for x in batches])
+    return logits[:, : len(learner.tasks[number].class_names)].cpu()
+
+
+def identity(learner: "Learner", number: int) -> dict[str, Any]:
+    """Return what tells a task of this learner from that of another, and stays as it is."""
+    about = asdict(learner.tasks[number])
+    return {name: about[name] for name in IDENTITY}

@@ -1,0 +1,60 @@
+"""What a state says of its learner, without the network: a trunk of one's own need not be there."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from classgrad.checkpoints import Keeper
+from classgrad.checkpoints.errors import understood
+from classgrad.checkpoints.keeper import FOLDER
+from classgrad.checkpoints.store import Store
+from classgrad.learner import state
+from classgrad.learner.forecast import LayerForecast, forecast_all
+from classgrad.learner.learner import LEARNING
+from classgrad.learner.learnt import LearntTask
+
+
+@dataclass(frozen=True)
+class Info:
+    """What is known of a learner on disk."""
+
+    tasks: list[LearntTask]
+    unfinished: str | None  # name of a task that was cut short
+    room: list[LayerForecast]
+    settings: dict[str, Any]  # network, method, training and all else that was set
+    bytes: dict[str, int]  # of weights, memory of the method, prototypes, and on disk
+    warnings: tuple[str, ...]  # why newer states could not be used
+
+
+def read(folder: Path) -> Info:
+    """Return what is known of the learner in a folder."""
+    loaded = state.read(folder, Store(folder / FOLDER))
+    found = loaded.state
+    with understood(f"what is kept in '{folder}'"):
+        tasks = [LearntTask(**task) for task in found["tasks"]]
+        kept = state.unfinished(Keeper(folder / LEARNING), len(tasks))
+        names = ("network", "network_options", "method", "training", "size", "seed", "precision")
+        return Info(
+            tasks=tasks,
+            unfinished=str(kept["task"]) if kept else None,
+            room=forecast_all(found["dimensions"], tasks),
+            settings={name: found[name] for name in (*names, "keeps_prototypes")},
+            bytes={
+                "weights": nbytes(found["net"]),
+                "method": nbytes(found["memory"]),
+                "prototypes": nbytes(found["prototypes"]),
+                "disk": sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()),
+            },
+            warnings=loaded.warnings,
+        )
+
+
+def nbytes(value: Any) -> int:
+    """Return the bytes of all tensors in nested dicts and lists."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(map(nbytes, value.values()))
+    return sum(map(nbytes, value)) if isinstance(value, list | tuple) else 0

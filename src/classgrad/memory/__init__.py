@@ -1,1 +1,0 @@
-"""What methods remember: subspaces, representations, groups of classes."""

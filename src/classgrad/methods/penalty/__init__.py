@@ -1,0 +1,1 @@
+"""Methods that pull weights to where earlier tasks left them."""

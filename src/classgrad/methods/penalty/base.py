@@ -1,0 +1,114 @@
+"""What the penalty methods share: weights pulled to where earlier tasks left them.
+
+The loss of a later task is L(θ) + λ Σ_k Ω_k (θ_k - θ*_k)², with an importance Ω per weight. The
+penalty is not part of the loss that is differentiated; after each step of the optimiser it moves
+the weights by an implicit (proximal) step of its own,
+
+    θ <- (θ + h θ*) / (1 + h),    h = rate * d²penalty/dθ² = rate * 2 λ Ω,
+
+where the rate is how far the optimiser moves a weight in the long run for a gradient of 1 in every
+step: the learning rate for SGD, over (1 - momentum) with momentum, and for Adam over √v, the root
+mean square of the weight's gradients. For small h this is the gradient step of the penalty,
+θ - rate * 2 λ Ω (θ - θ*); the weights come to rest where the gradient of the whole penalised loss
+is zero; and no λ can make them overshoot, whereas a gradient step diverges once h exceeds 2.
+
+Difference from the released code of these methods: there the penalty's gradient is part of the
+optimiser's step, so momentum and √v see it too, and large λ diverges or is kept from it by clipping
+gradients. Validation judges by plain cross-entropy here, by the penalised loss in HAT's code.
+"""
+
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field, PrivateAttr
+from torch import Tensor
+
+from classgrad.methods.base import Method, Step
+from classgrad.networks.network import Network
+
+Strength = Annotated[float, Field(ge=0, le=1e30)]  # finite in single precision too
+
+
+class Anchored(Method):
+    """Learn by plain cross-entropy; pull what tasks share to an anchor, by importance."""
+
+    letters: ClassVar[dict[str, str]] = {"lambda": "strength"}
+    factor: ClassVar[float] = 2.0  # second derivative of the penalty, over λ Ω
+
+    strength: Strength = Field(default=1.0, description="weight of the penalty (λ)")
+
+    _learnt: int = PrivateAttr(default=0)
+    _anchor: dict[str, Tensor] = PrivateAttr(default_factory=dict)
+    _importance: dict[str, Tensor] = PrivateAttr(default_factory=dict)
+    _pull: tuple[list[Tensor], ...] | None = PrivateAttr(default=None)
+
+    @property
+    def anchor(self) -> dict[str, Tensor]:
+        """The weights later tasks are pulled to (θ*), by name."""
+        return self._anchor
+
+    @property
+    def importance(self) -> dict[str, Tensor]:
+        """How strongly, weight by weight (Ω; for EWC the Fisher information F)."""
+        return self._importance
+
+    def keep(self, anchor: dict[str, Tensor], importance: dict[str, Tensor]) -> None:
+        """Pull to this anchor from now on."""
+        self._learnt += 1
+        self._anchor, self._importance, self._pull = anchor, importance, None
+
+    @torch.no_grad()
+    def after_step(self, net: Network, step: Step) -> None:
+        """Pull the weights to the anchor: θ + h/(1 + h) (θ* - θ)."""
+        if not self._importance or step.optimizer.param_groups[0]["lr"] == 0:
+            return
+        if self._pull is None:
+            self._pull = self._prepared(net)
+        weights, anchors, flatness = self._pull
+        # 1/h, because h may be 0 or too large for a float.
+        shares = torch._foreach_mul(flatness, slowness(step.optimizer, weights))
+        torch._foreach_add_(shares, 1)
+        torch._foreach_reciprocal_(shares)
+        torch._foreach_lerp_(weights, anchors, shares)
+
+    def _prepared(self, net: Network) -> tuple[list[Tensor], ...]:
+        """Return weights, anchors and 1 / second derivative of the penalty, in one order."""
+        weights = net.shared_parameters()
+        flatness = [
+            (self.factor * self.strength * self._importance[name]).reciprocal() for name in weights
+        ]
+        return list(weights.values()), [self._anchor[name] for name in weights], flatness
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return anchor and importance, and the number of tasks behind them."""
+        return {
+            "learnt": self._learnt,
+            "anchor": dict(self._anchor),
+            "importance": dict(self._importance),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
+        """Continue from a state."""
+        self._learnt, self._pull = state["learnt"], None
+        self._anchor, self._importance = dict(state["anchor"]), dict(state["importance"])
+
+
+def slowness(optimizer: torch.optim.Optimizer, weights: list[Tensor]) -> float | list[Tensor]:
+    """Return 1 / rate, for all weights or, with Adam and AdamW, for each."""
+    group = optimizer.param_groups[0]
+    if "betas" not in group:
+        return float((1 - group["momentum"]) / group["lr"])
+    found = []
+    for weight in weights:
+        state = optimizer.state.get(weight)
+        if state is None:  # no gradient yet: the plain rate
+            found.append(weight.new_tensor(1 / group["lr"]))
+            continue
+        share = 1 - group["betas"][1] ** float(state["step"])  # v starts at 0
+        found.append((state["exp_avg_sq"] / share).sqrt_().add_(group["eps"]).div_(group["lr"]))
+    return found
+
+
+def weights_of(net: Network) -> dict[str, Tensor]:
+    """Return a copy of what all tasks share."""
+    return {name: p.detach().clone() for name, p in net.shared_parameters().items()}

@@ -1,0 +1,92 @@
+"""Synaptic Intelligence (Zenke, Poole, Ganguli; ICML 2017).
+
+While a task is learnt, each weight gathers its part in the fall of the loss, ω <- ω - g Δθ at every
+step, with g the gradient of the cross-entropy alone: over small steps Σ_k ω_k is what the loss fell
+by. At the task's end
+
+    Ω <- max(0, Ω + ω / ((θ - θ_start)² + ξ)),
+
+and the loss of the next task is L_ce + c Σ_k Ω_k (θ_k - θ*_k)², with θ* the weights after the
+latest task.
+
+Δθ is the whole movement of a step, with the pull to θ*, as in the paper and its code: only so does
+ω follow the path of the weights. Counting the optimiser's part alone, a weight that stands still
+because gradient and pull are in balance would gather importance in every step.
+
+As in the released code, it is the sum that is cut at 0: where a task's own ω is negative, which
+noise in the gradients and the pull can bring about, it takes from earlier importance.
+
+Differences from the released code: the penalty acts by an implicit step
+(`penalty.base`). Where the schedule goes back to the best weights at the task's end
+(plateau), θ is those while ω has followed the path to its end. Weight decay moves weights without
+being part of g.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field, PrivateAttr
+from torch import Tensor
+
+from classgrad.methods.base import Step
+from classgrad.methods.penalty.base import Anchored, Strength, weights_of
+from classgrad.networks.network import Network
+from classgrad.tasks import Task
+
+
+class SI(Anchored):
+    """Pull each weight back by what it did for the loss on the way."""
+
+    name: ClassVar[str] = "si"
+    summary: ClassVar[str] = "Synaptic Intelligence: importance along the path (ICML 2017)"
+    letters: ClassVar[dict[str, str]] = {"c": "strength", "xi": "damping"}
+
+    strength: Strength = Field(default=0.1, description="weight of the penalty (c)")
+    damping: float = Field(
+        default=0.1, ge=1e-12, description="what keeps Ω finite for small moves (ξ)"
+    )
+
+    _path: dict[str, Tensor] = PrivateAttr(default_factory=dict)
+    _before: dict[str, Tensor] = PrivateAttr(default_factory=dict)  # during a step only
+
+    def begin_task(self, net: Network, task: Task) -> None:
+        """Start the path: the anchor is where the task starts, in the first task too."""
+        self._anchor = weights_of(net)
+        self._path = {name: torch.zeros_like(p) for name, p in self._anchor.items()}
+
+    def adjust_gradients(self, net: Network, step: Step) -> None:
+        """Note where the step starts."""
+        self._before = weights_of(net)
+
+    @torch.no_grad()
+    def after_step(self, net: Network, step: Step) -> None:
+        """Pull to the anchor, then add -g Δθ to the path."""
+        super().after_step(net, step)
+        for name, parameter in net.shared_parameters().items():
+            if parameter.grad is not None:
+                moved = self._before[name].sub_(parameter)  # -Δθ
+                self._path[name].addcmul_(parameter.grad, moved)
+        self._before = {}
+
+    def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
+        """Turn the path into importance."""
+        weights, omega = weights_of(net), {}
+        for name, path in self._path.items():
+            per_move = path / ((weights[name] - self._anchor[name]).square() + self.damping)
+            omega[name] = (self._importance.get(name, 0) + per_move).clamp(min=0)
+        self.keep(weights, omega)
+        self._path = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return anchor and importance and, within a task, the path so far."""
+        return {**super().state_dict(), "path": copied(self._path)}
+
+    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
+        """Continue from a state."""
+        super().load_state_dict(state, net)
+        self._path = copied(state["path"])
+
+
+def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a copy that later steps do not change."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}

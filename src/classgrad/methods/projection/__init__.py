@@ -1,0 +1,1 @@
+"""Methods that keep steps out of subspaces."""

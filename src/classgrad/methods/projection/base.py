@@ -1,0 +1,187 @@
+"""What the projection methods share: a basis per layer, and steps that stay out of it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field, PrivateAttr
+from torch import Tensor, nn
+
+from classgrad.core.collect import Batches, Collected, Forward, collect
+from classgrad.core.layers import by_layer
+from classgrad.core.projector import Projector
+from classgrad.core.subspace import Subspace
+from classgrad.distributed import world
+from classgrad.methods.base import LayerRoom, Method, Step
+from classgrad.networks.network import Network
+from classgrad.tasks import Task, batches
+
+Share = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+# Batches for collecting are of 64, as in the released code of GPM and CGP: with BatchNorm on batch
+# statistics the size of a batch is part of the result.
+COLLECT_BATCH = 64
+
+
+class Projected(Method, ABC):
+    """Keep updates out of one subspace per layer; what a task adds to it is up to the method."""
+
+    letters: ClassVar[dict[str, str]] = {"epsilon": "energy"}
+    on_cpu: ClassVar[bool] = True  # bases are of double precision, which not every device has
+    attachable: ClassVar[bool] = True  # works in a loop of one's own, without calls of a run
+
+    energy: Share | dict[str, Share] = Field(
+        default=0.97,
+        description="share of the energy to protect (ε); or shares by layer name, '*' for all",
+    )
+    energy_step: float = Field(
+        default=0.003, ge=0, lt=1, description="what ε grows by with every task, up to energy_limit"
+    )
+    energy_limit: Share = Field(
+        default=0.999,
+        description="largest ε that energy_step leads to: at 1 a layer closes for good",
+    )
+    samples: Count | dict[str, Count] = Field(
+        default=125,
+        description="samples that represent a class (GPM: a task); or numbers by layer name",
+    )
+    gpm_compat: bool = Field(
+        default=False,
+        description="one direction fewer for a layer's first basis, as in released code",
+    )
+
+    _subspaces: dict[str, Subspace] = PrivateAttr(default_factory=dict)
+    _frozen: list[str] = PrivateAttr(default_factory=list)
+    _learnt: int = PrivateAttr(default=0)
+    _projector: Projector | None = PrivateAttr(default=None)
+
+    @property
+    def subspaces(self) -> dict[str, Subspace]:
+        """Protected directions by site."""
+        return self._subspaces
+
+    @property
+    def projector(self) -> Projector:
+        """The guard of the model this method was attached to."""
+        assert self._projector is not None, "attach the method to a model first"
+        return self._projector
+
+    def attach(self, model: nn.Module) -> None:
+        """Guard this model from now on."""
+        self._projector = Projector(model)
+        self._subspaces = {
+            name: Subspace.empty(site.dimension) for name, site in self._projector.sites.items()
+        }
+        self.by_layer(self.energy)
+        self.by_layer(self.samples)
+
+    def by_layer(self, value: Any) -> dict[str, Any]:
+        """Spread a setting over the sites."""
+        return by_layer(value, self.projector.sites)
+
+    def thresholds(self) -> dict[str, float]:
+        """Return ε of each site for the task at hand: energy + task * energy_step, limited."""
+        return {
+            name: min(start + self._learnt * self.energy_step, max(start, self.energy_limit))
+            for name, start in self.by_layer(self.energy).items()
+        }
+
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
+        """Guard what the tasks share."""
+        self.attach(net.protected())
+        return net
+
+    def begin_task(self, net: Network, task: Task) -> None:
+        """Take gradients through projected rows where that is cheaper."""
+        self.projector.engage()
+
+    def continue_task(self, net: Network, task: Task) -> None:
+        """Do likewise."""
+        self.projector.engage()
+
+    def adjust_gradients(self, net: Network, step: Step) -> None:
+        """Remove the protected part of the gradients (Eq. project2)."""
+        self.projector.before_step(step.optimizer)
+
+    def after_step(self, net: Network, step: Step) -> None:
+        """Remove the protected part of the update, for optimisers that need it."""
+        self.projector.after_step()
+
+    def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
+        """Grow the subspaces by what this task's data need."""
+        self.projector.release()
+        dtype = next(net.parameters()).dtype
+        state = generator.get_state()
+
+        def shuffled() -> Batches:
+            generator.set_state(state)
+            for index in world().own(batches(len(task.train), COLLECT_BATCH, generator)):
+                images = task.train.unit_images(index, dtype)
+                yield task.transform(images), task.train.labels[index]
+
+        self.learn(net, lambda x: net(x, task.id), shuffled, range(task.classes))
+        self.level(net)  # of several processes only the first has seen what there is to add
+
+    def learn(
+        self,
+        model: nn.Module,
+        forward: Forward,
+        data: Callable[[], Batches],
+        classes: Iterable[int] | None,
+    ) -> None:
+        """Add what the layers see of a finished task to the subspaces, and protect them."""
+        sites, samples = self.projector.sites, self.by_layer(self.samples)
+        gather = partial(collect, model, forward, data, sites, samples, classes=classes)
+        collected = self.grow(gather)
+        self.trim(collected)
+        self._learnt += 1
+        beside = self.projector.beside_weights(collected.used)
+        self._frozen = list(dict.fromkeys([*self._frozen, *beside]))
+        self.protect()
+
+    def protect(self) -> None:
+        """Guard the subspaces as they are now."""
+        self.projector.protect(self._subspaces, self._frozen)
+
+    @abstractmethod
+    def grow(self, gather: Callable[..., Collected]) -> Collected:
+        """Gather what the method wants to see, and add it to the subspaces."""
+
+    def trim(self, collected: Collected) -> None:
+        """Drop what is too much, while the inputs of the task at hand are there; here nothing."""
+
+    def add(self, site: str, new: Tensor) -> list[int]:
+        """Protect new directions (d x n) at a site; return their column numbers in its basis."""
+        before = self._subspaces[site]
+        if self.gpm_compat and before.rank == 0:
+            new = new[:, :-1]
+        self._subspaces[site] = before.extended(new)
+        return list(range(before.rank, self._subspaces[site].rank))
+
+    def close(self) -> None:
+        """Take back every hook."""
+        if self._projector is not None:
+            self._projector.release()
+
+    def room(self) -> list[LayerRoom]:
+        """Return how much of each layer is protected."""
+        return [LayerRoom(n, s.dimension, s.rank) for n, s in self._subspaces.items()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the bases and the number of tasks behind them."""
+        return {
+            "learnt": self._learnt,
+            "bases": {name: s.basis for name, s in self._subspaces.items()},
+            "frozen": list(self._frozen),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
+        """Continue from a state."""
+        self.attach(net.protected())
+        self._learnt = state["learnt"]
+        self._subspaces = {name: Subspace(basis) for name, basis in state["bases"].items()}
+        self._frozen = list(state["frozen"])
+        self.protect()

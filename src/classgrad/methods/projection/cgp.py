@@ -1,0 +1,218 @@
+"""Class Gradient Projection (Chen, Zhang, Song, Gao; ACM MM 2022), with all its parts.
+
+Class bases.  After a task, for every layer and class, C holds the inputs of up to `samples`
+training samples, by default those classified right (BR-GTL; `correct_only=False` is BR-STD). The
+main directions of C outside the basis S join S until the share ε of ||C||² is held (Eq. k-rank2).
+
+Base refining.  P is the unit mean of the raw layer inputs of a class (Eq. prototype). A class whose
+P has a cosine above η with that of an earlier class joins that class's group and adds fewer
+directions. Among the classes of the first task, whose data are all at hand, a group's matrices are
+concatenated and decomposed together; later, only S and prototypes of old classes are left, and
+`rule` says which directions count (`classgrad.core.selection`):
+
+- `alg1`: as many directions as the class needs alone, stored ones included (Algorithm 1)
+- `joint`: the strongest directions, stored or new, that hold ε (TRGP, which the paper cites)
+- `official`: what the released CIFAR-100 script does, relative to the group's directions
+- `gpm`: no classes: one pooled matrix per task
+
+η = 1 switches refining off: plain CGP, which keeps no prototypes.
+
+Contrast.  L = L_ce + λ L_con, where L_con pulls the embedding of an image to that of its AugMix
+copy and pushes it from all others in the batch, at temperature μ.
+
+Differences from the paper: Eq. k-rank2 compares with ||C||² (it prints ||Ĉ||²) and Eq. commonbase
+is diag(Sᵀ C Cᵀ S); L_con is a mean over the batch, as in the code, not a sum; `alg1` never adds
+more than plain.
+
+Differences from the released code: one orthonormal S per layer and one projection, instead of
+overlapping groups and one projection for each; the cosine keeps its sign; a group keeps all its
+members; k is the smallest count that reaches ε (`gpm_compat=True` takes one less for the first
+basis); ε stops growing at `energy_limit`. The AugMix copies are complete and new in every epoch,
+with AugMix's own nine operations at severity 3 (the released code: thirteen at severity 1, one
+chain only, drawn once); `severity` can be set.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, PrivateAttr
+from torch import Tensor
+from torch.nn import functional
+
+from classgrad.core import selection
+from classgrad.core.collect import ClassInputs, Collected
+from classgrad.core.representation import Representation
+from classgrad.data.augmix import augmix, refuse_range
+from classgrad.distributed import world
+from classgrad.methods.base import LayerRoom, Step
+from classgrad.methods.projection.budgeted import Budgeted
+from classgrad.methods.projection.groups import Groups
+from classgrad.networks.network import Network
+from classgrad.tasks import Task
+
+
+class CGP(Budgeted):
+    """Protect the share ε of every class; refine bases of similar classes; learn by contrast."""
+
+    name: ClassVar[str] = "cgp"
+    summary: ClassVar[str] = "Class Gradient Projection: bases per class, BR, contrast (MM 2022)"
+    parallel: ClassVar[bool] = True
+    letters: ClassVar[dict[str, str]] = {
+        "epsilon": "energy",
+        "eta": "similarity",
+        "lambda": "contrast",
+        "mu": "temperature",
+    }
+
+    similarity: float = Field(
+        default=0.7,
+        ge=-1,
+        le=1,
+        description="cosine above which classes share a group (η); 1: never",
+    )
+    contrast: float = Field(
+        default=0.1, ge=0, description="weight of the contrastive loss (λ); 0: off"
+    )
+    temperature: float = Field(
+        default=0.5, gt=0, description="temperature of the contrastive loss (μ)"
+    )
+    rule: Literal["alg1", "joint", "official", "gpm"] = Field(
+        default="alg1", description="which directions a class that resembles an earlier one adds"
+    )
+    correct_only: bool = Field(
+        default=True,
+        description="bases from samples classified right (BR-GTL), else from any (BR-STD)",
+    )
+    severity: float = Field(default=3, gt=0, le=10, description="strength of AugMix, 0 to 10")
+
+    _groups: dict[str, Groups] = PrivateAttr(default_factory=dict)
+
+    def begin_task(self, net: Network, task: Task) -> None:
+        """Refuse images that AugMix cannot take before the first is learnt."""
+        super().begin_task(net, task)
+        images = task.train.images
+        if self.contrast and images.is_floating_point() and images.isfinite().all():
+            refuse_range(images)
+
+    def loss(self, net: Network, step: Step) -> Tensor:
+        """Return L_ce + λ L_con (Eq. loss); the copies have no part in L_ce."""
+        if self.contrast == 0:
+            return super().loss(net, step)
+        copies = augmix(
+            step.images, severity=self.severity, generator=step.generator, among=world().place
+        )
+        embedding = net.embed(step.x, step.task.id)
+        with net.statistics_kept():  # those for predictions are of real images
+            of_copies = net.embed(step.task.transform(copies), step.task.id)
+        entropy = functional.cross_entropy(net.classify(embedding, step.task.id), step.y)
+        return entropy + self.contrast * contrastive(embedding, of_copies, self.temperature)
+
+    def grow(self, gather: Callable[..., Collected]) -> Collected:
+        """Add every class of the task to every layer, in the order of the classes."""
+        collected = gather(correct_only=self.correct_only)
+        classes = list(collected.classes.values())
+        for name in self._subspaces:
+            seen = [c for c in classes if name in c.representations]
+            if not seen:
+                continue
+            groups = self._groups.setdefault(name, Groups())
+            if self.rule == "gpm":
+                self._grow_pooled(name, seen, groups)
+            elif self._learnt == 0:
+                self._grow_first(name, seen, groups)
+            else:
+                self._grow_later(name, seen, groups)
+        return collected
+
+    def _prototype(self, c: ClassInputs, name: str) -> Tensor:
+        """Return the prototype of a class at a layer: an empty one where refining is off."""
+        return torch.zeros(0) if self.similarity >= 1 else c.prototype(name)
+
+    @property
+    def _opening(self) -> Callable[[Tensor, Representation, float], selection.Selection]:
+        """The rule for what opens a group."""
+        return selection.complete if self.rule == "official" else selection.plain
+
+    def _grow_pooled(self, name: str, classes: list[ClassInputs], groups: Groups) -> None:
+        pooled = Representation.pooled([c.representations[name] for c in classes])
+        chosen = selection.plain(self._subspaces[name].basis, pooled, self.thresholds()[name])
+        group = groups.open()
+        for c in classes:
+            groups.join(group, self._prototype(c, name), 1.0)
+        groups.gain(group, chosen.stored + self.add(name, chosen.new))
+
+    def _grow_first(self, name: str, classes: list[ClassInputs], groups: Groups) -> None:
+        """First task: group the classes, then one decomposition for each group's pooled inputs."""
+        members: dict[int, list[Representation]] = {}
+        for c in classes:
+            group, cosine = groups.find(self._prototype(c, name), self.similarity)
+            groups.join(group, self._prototype(c, name), cosine)
+            members.setdefault(group, []).append(c.representations[name])
+        for group, parts in members.items():
+            basis, pooled = self._subspaces[name].basis, Representation.pooled(parts)
+            chosen = self._opening(basis, pooled, self.thresholds()[name])
+            groups.gain(group, chosen.stored + self.add(name, chosen.new))
+
+    def _grow_later(self, name: str, classes: list[ClassInputs], groups: Groups) -> None:
+        """Later tasks: each class against S; one like an earlier class by the refining rule."""
+        epsilon = self.thresholds()[name]
+        for c in classes:
+            basis, own = self._subspaces[name].basis, c.representations[name]
+            known = len(groups)
+            group, cosine = groups.find(self._prototype(c, name), self.similarity)
+            if group == known:
+                chosen = self._opening(basis, own, epsilon)
+            elif self.rule == "official":
+                chosen = selection.official(basis, own, epsilon, groups.columns[group])
+            else:
+                chosen = getattr(selection, self.rule)(basis, own, epsilon)
+            groups.join(group, self._prototype(c, name), cosine)
+            groups.gain(group, chosen.stored + self.add(name, chosen.new))
+
+    def room(self) -> list[LayerRoom]:
+        """Return how much of each layer is protected; with refining also which classes merged."""
+        refined = self._groups if self.similarity < 1 else {}
+        found = {name: (tuple(g.group_of), tuple(g.cosines)) for name, g in refined.items()}
+        return [
+            LayerRoom(room.name, room.dimension, room.rank, *found.get(room.name, ()))
+            for room in super().room()
+        ]
+
+    def forget_class(self, number: int) -> None:
+        """Forget the prototypes of a class; its directions stay, as others may share them."""
+        for groups in self._groups.values():
+            groups.forget(number)
+
+    def keep(self, site: str, columns: list[int]) -> None:
+        """Drop all but these columns of a site's basis, from its groups too."""
+        super().keep(site, columns)
+        self._groups[site].keep(columns)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return bases, prototypes and groups."""
+        groups = {name: groups.state_dict() for name, groups in self._groups.items()}
+        return {**super().state_dict(), "groups": groups}
+
+    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
+        """Continue from a state."""
+        super().load_state_dict(state, net)
+        self._groups = {name: Groups.from_state(part) for name, part in state["groups"].items()}
+
+
+def contrastive(embedding: Tensor, of_copies: Tensor, temperature: float) -> Tensor:
+    """Embeddings z, z' (n x d) -> mean_i -log(exp(z_i·z'_i / μ) / Σ_{k≠i} exp(z_i·z_k / μ)).
+
+    Both are normalised first; k runs over all 2n embeddings but z_i itself, and only the n images
+    are anchors, as in the paper's formula. Of a part of a batch, k runs over the whole batch.
+    """
+    z = functional.normalize(embedding, dim=1)
+    images, copies = z, functional.normalize(of_copies, dim=1)
+    own = torch.arange(len(z), device=z.device)
+    if cut := world().cut:
+        both = world().gathered(torch.cat([images, copies], dim=1))
+        images, copies = both.split(z.shape[1], dim=1)
+        own += cut.start
+    among = (z @ images.T / temperature).scatter(1, own[:, None], -torch.inf)
+    logits = torch.cat([z @ copies.T / temperature, among], dim=1)
+    return functional.cross_entropy(logits, own)

@@ -1,0 +1,174 @@
+"""Orthogonal Gradient Descent (Farajtabar, Azizan, Mott, Li; AISTATS 2020), variant OGD-GTL.
+
+After a task, for `samples` of its training samples (x, y), the gradient of the logit of the true
+class, ∇ f_y(x; w) with respect to all parameters w that tasks share, joins an orthonormal basis S
+(one vector per row). Later gradients become
+
+    g <- g - Sᵀ (S g),
+
+so that to first order in the step no stored logit changes. w is one flat vector: weights, biases,
+and scale and shift of norms that tasks share. What a task owns alone, its head and with affine=task
+its scale and shift, moves in no other task and is no part of it.
+
+Samples go through the network in evaluation mode, in random batches of 64, because BatchNorm may
+use their statistics. These count as constants (`Network.samples_apart`): the gradient is that of
+the one sample's logit through its own activations, one `backward` for each.
+
+New gradients are divided by their length, freed of S and orthogonalised as a block, twice; what
+depends on others (all but 1e-10 of its energy in their span) adds nothing. S has the precision of
+the network and takes #vectors x #parameters numbers, and every step reads it twice, so `samples`
+and `max_vectors` are budgets: when `max_vectors` are held, later tasks add none, and what is held
+stays.
+
+SGD without weight decay stays free by its gradients alone. For weight decay, Adam and momentum from
+before S grew, the update w after - w before loses its part in S too.
+
+Differences from the paper: gradients are orthogonalised in blocks, with dependent ones dropped,
+where the paper's Gram-Schmidt takes one after another; BatchNorm, which its networks do not have.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field, PrivateAttr
+from torch import Tensor, nn
+
+from classgrad.core.updates import FreeUpdates
+from classgrad.distributed import world
+from classgrad.methods.base import LayerRoom, Method, Step
+from classgrad.methods.flat import gather, products, split, write
+from classgrad.methods.projection.base import COLLECT_BATCH
+from classgrad.networks.network import Network
+from classgrad.tasks import Task, batches
+
+# A gradient with less than this share of its energy outside the span of others depends on them.
+DEPENDENT = 1e-10
+
+
+class OGD(Method):
+    """Keep updates orthogonal to the gradients of earlier tasks' logits."""
+
+    name: ClassVar[str] = "ogd"
+    summary: ClassVar[str] = "Orthogonal Gradient Descent: stored gradients, OGD-GTL (AISTATS 2020)"
+    parallel: ClassVar[bool] = True  # the first process finds what a task adds to S
+
+    samples: int = Field(
+        default=200, ge=1, description="training samples whose gradients a task adds"
+    )
+    max_vectors: int = Field(
+        default=2000,
+        ge=1,
+        description="directions to hold in all; when they are full no task adds more",
+    )
+
+    _weights: list[nn.Parameter] = PrivateAttr(default_factory=list)
+    _basis: Tensor = PrivateAttr(default_factory=lambda: torch.zeros(0, 0))
+    _before: Tensor | None = PrivateAttr(default=None)
+    _updates: FreeUpdates = PrivateAttr(default_factory=FreeUpdates)
+
+    @property
+    def basis(self) -> Tensor:
+        """Orthonormal rows (vectors x parameters) that no later update has a part in."""
+        return self._basis
+
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
+        """Look up what the tasks share."""
+        self._weights = list(net.shared_parameters().values())
+        self._hold(torch.zeros(0, sum(weight.numel() for weight in self._weights)))
+        return net
+
+    def adjust_gradients(self, net: Network, step: Step) -> None:
+        """Remove the part of the gradient that would change stored logits."""
+        self._before = None
+        if not len(self._basis):
+            return
+        gradient = gather(self._weights, [weight.grad for weight in self._weights])
+        write(self._weights, self._free(gradient))
+        if not self._updates.expected(step.optimizer, self._weights):
+            self._before = gather(self._weights, self._weights)
+
+    @torch.no_grad()
+    def after_step(self, net: Network, step: Step) -> None:
+        """Remove that part of the update too, for optimisers that need it."""
+        if self._before is not None:
+            update = gather(self._weights, self._weights) - self._before
+            after = self._free(update).add_(self._before)
+            for weight, part in zip(self._weights, split(self._weights, after), strict=True):
+                weight.copy_(part)
+        self._before = None
+
+    def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
+        """Add the gradients of some of the task's samples."""
+        count = min(self.samples, len(task.train), self.max_vectors - len(self._basis))
+        if count:
+            held = len(self._basis)
+            grown = self._basis.to(self._weights[0])
+            if world().first:
+                grown = extended(grown, self.gradients(net, task, count, generator))
+            new = world().rows_from_first(grown[held:])
+            self._hold(grown if world().first else torch.cat([grown, new]))
+
+    def gradients(self, net: Network, task: Task, count: int, generator: torch.Generator) -> Tensor:
+        """Return ∇ f_y(x; w) of `count` random training samples (count x parameters)."""
+        net.eval()
+        found = self._weights[0].detach().new_empty(count, self._basis.shape[1])
+        done = 0
+        for index in batches(len(task.train), COLLECT_BATCH, generator):
+            chosen = index[: count - done]
+            with net.samples_apart():
+                x = task.transform(task.train.unit_images(index, found.dtype))
+                rows = torch.arange(len(chosen))
+                logits = net(x, task.id)[rows, task.train.labels[chosen]]
+            for logit in logits:
+                parts = torch.autograd.grad(
+                    logit, self._weights, retain_graph=True, materialize_grads=True
+                )
+                found[done] = gather(self._weights, parts)
+                done += 1
+            if done == count:
+                break
+        return found
+
+    def _hold(self, basis: Tensor) -> None:
+        self._basis = basis
+        self._updates.forget()
+
+    def _free(self, flat: Tensor) -> Tensor:
+        """Return g - Sᵀ (S g), in the place of g."""
+        return flat.addmv_(self._basis.T, self._basis @ flat, alpha=-1)
+
+    def room(self) -> list[LayerRoom]:
+        """Return how many directions of all parameters together are held."""
+        held, dimension = self._basis.shape
+        return [LayerRoom("parameters", dimension, held)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the basis."""
+        return {"basis": self._basis}
+
+    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
+        """Continue from a state."""
+        self._weights = list(net.shared_parameters().values())
+        self._hold(state["basis"])
+
+
+def extended(basis: Tensor, rows: Tensor) -> Tensor:
+    """Orthonormal rows (k x p) and others (m x p) -> orthonormal rows that span both."""
+    rows = nn.functional.normalize(rows, dim=1)
+    # Twice, because the first round magnifies the rounding of rows with little outside the basis.
+    for _ in range(2):
+        rows = orthonormal(rows - (rows @ basis.T) @ basis)
+    return torch.cat([basis, rows])
+
+
+def orthonormal(rows: Tensor) -> Tensor:
+    """Rows of at most unit length (m x p, m << p) -> orthonormal rows, without dependent ones.
+
+    All by products with the small m x m Gram matrix: its eigenvectors over the roots of its
+    eigenvalues.
+    """
+    values, vectors = torch.linalg.eigh(products(rows, rows))
+    kept = values > DEPENDENT
+    directions: Tensor = (vectors[:, kept] / values[kept].sqrt()).T.to(rows) @ rows
+    return directions

@@ -1,0 +1,204 @@
+"""Orthogonal Weights Modification (Zeng, Chen, Cui, Yu; Nature Machine Intelligence 2019).
+
+Every layer y = W x has a symmetric matrix P (d x d), the identity at first. With r the mean of the
+layer's input over some samples (a row, 1 x d) and k = P rᵀ,
+
+    P <- P - k kᵀ / (α + r k)
+
+and a later gradient g of W becomes g P. Over all rows R so far P = (I + Σ rᵀ r / α)⁻¹: it shrinks
+directions that inputs have used, the more the smaller α, and leaves the others. A step along g P
+changes the answer to a mean input r, learnt with α, by at most √α/2 ||g||. Within a task α falls
+from nearly 1 to its last value a: α = a^λ with λ = 1/n, 2/n, ..., 1 over the n batches.
+
+`update="task"`, the paper's form, takes P from a pass in evaluation mode over a finished task, so
+that P is constant while a task is learnt and the first one is learnt freely. `update="step"`, that
+of the released code, takes it from every training batch, before it multiplies the gradient of that
+batch, so that the first task is bound too.
+
+A convolution has a row for each patch of a mean image. Rows with one α are learnt as one block
+(`projection.shrinking`). A Linear layer multiplies its few input rows by P instead of its
+gradient, which is the same: g P = Δᵀ (X P).
+
+SGD without weight decay multiplies each gradient by P once. With `update="step"` its momentum holds
+gradients that met an earlier P, as in the released code. For weight decay and Adam, whose updates
+are no sums of gradients, the update W after - W before is multiplied by P too: what they shrink
+stays shrunk, and what comes from the gradient has met P twice.
+
+Differences from the released code: all layers' biases, and scale and shift of shared norms, stay as
+the first task left them (its networks have none); λ ends at 1, not one batch before; rows can be
+means of fewer samples than a batch (`mean_of`); the best epoch is not chosen by test accuracy.
+Every second patch along each axis counts there, and here by default (`patch_stride`). Clipping is
+off unless it is set, and then comes after the product with P, as there.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, PrivateAttr
+from torch import Tensor, nn
+
+from classgrad.core.layers import Source, by_layer, tap
+from classgrad.core.projector import Projector
+from classgrad.core.updates import follow_gradients
+from classgrad.distributed import world
+from classgrad.errors import UserError
+from classgrad.methods.base import LayerRoom, Method, Step
+from classgrad.methods.projection.base import COLLECT_BATCH
+from classgrad.methods.projection.shrinking import Shrinking, mean_rows, shrunk
+from classgrad.networks.network import Network
+from classgrad.tasks import Task, batches
+
+# Less than this drowns in the rounding of R P Rᵀ.
+Damping = Annotated[float, Field(ge=1e-8, le=1)]
+
+
+class OWM(Method):
+    """Multiply every gradient by a matrix that shrinks what earlier inputs have used."""
+
+    name: ClassVar[str] = "owm"
+    summary: ClassVar[str] = "Orthogonal Weights Modification (Nature Machine Intelligence 2019)"
+    letters: ClassVar[dict[str, str]] = {"alpha": "damping"}
+    on_cpu: ClassVar[bool] = True  # P is of double precision, which not every device has
+    parallel: ClassVar[bool] = True
+
+    damping: Damping | dict[str, Damping] = Field(
+        default=1e-3, description="where α ends in every task; or by layer name, '*' for the rest"
+    )
+    update: Literal["task", "step"] = Field(
+        default="task",
+        description="when P learns: at the end of a task, or from every training batch",
+    )
+    mean_of: int = Field(
+        default=COLLECT_BATCH,
+        ge=1,
+        le=COLLECT_BATCH,
+        description="update=task: samples behind one row r",
+    )
+    patch_stride: int = Field(
+        default=2,
+        ge=1,
+        description="of a convolution's positions, every so many along each axis count",
+    )
+    clip: float = Field(
+        default=0.0, ge=0, description="largest norm of all gradients together; 0: any"
+    )
+
+    _sides: dict[str, Shrinking] = PrivateAttr(default_factory=dict)
+    _frozen: list[str] = PrivateAttr(default_factory=list)
+    _projector: Projector | None = PrivateAttr(default=None)
+
+    @property
+    def matrices(self) -> dict[str, Tensor]:
+        """P by site (d x d, float64); one that has learnt nothing yet is not there."""
+        return {name: side.matrix for name, side in self._sides.items()}
+
+    @property
+    def projector(self) -> Projector:
+        """The guard of the network this method was wrapped around."""
+        assert self._projector is not None, "wrap a network first"
+        return self._projector
+
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
+        """Guard what the tasks share."""
+        self._projector = Projector(net.protected())
+        by_layer(self.damping, self.projector.sites)
+        return net
+
+    def begin_task(self, net: Network, task: Task) -> None:
+        """Take the gradients of Linear layers through rows that are multiplied by P."""
+        if self.update == "step":
+            for name in self.projector.sites:
+                self._side(name)
+            self.projector.guard(self._sides, self._frozen)
+        self.projector.engage()
+
+    def continue_task(self, net: Network, task: Task) -> None:
+        """Do likewise."""
+        self.begin_task(net, task)
+
+    def loss(self, net: Network, step: Step) -> Tensor:
+        """Return cross-entropy; with update=step P learns from the batch before `backward`."""
+        if self.update == "task":
+            return super().loss(net, step)
+        with tap(self.projector.sites.values()) as seen:
+            loss = super().loss(net, step)
+        self._learn(seen, (step.number + 1) / step.steps, mean_of=len(step.batch))
+        return loss
+
+    def adjust_gradients(self, net: Network, step: Step) -> None:
+        """Multiply the gradients by P, then clip them."""
+        self.projector.project_gradients()
+        if self.clip:
+            moved = [p for group in step.optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(moved, self.clip)
+        if not follow_gradients(step.optimizer):
+            self.projector.keep_weights()
+
+    def after_step(self, net: Network, step: Step) -> None:
+        """Multiply the update by P, for optimisers that need it."""
+        self.projector.after_step()
+
+    @torch.no_grad()
+    def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
+        """Learn P from the task's data, and keep all that is not a weight matrix as it is."""
+        self.projector.release()
+        if self.update == "task":
+            net.eval()
+            dtype = next(net.parameters()).dtype
+            order = list(batches(len(task.train), COLLECT_BATCH, generator))
+            for number, index in enumerate(order, start=1):
+                with world().cutting(len(index)) as part:
+                    with tap(self.projector.sites.values()) as seen:
+                        net(task.transform(task.train.unit_images(index[part], dtype)), task.id)
+                    self._learn(seen, number / len(order), self.mean_of)
+        self._frozen = self.projector.beside_weights(net.protected().modules())
+        self.projector.guard(self._sides, self._frozen)
+        self.level(net)
+
+    def _learn(self, seen: dict[Source, list[Tensor]], share: float, mean_of: int) -> None:
+        """Update P of every layer that ran; `share` is λ."""
+        last = by_layer(self.damping, self.projector.sites)
+        for name, site in self.projector.sites.items():
+            for x in seen.get(site.source, []):
+                rows = mean_rows(site, x, mean_of, self.patch_stride)
+                if not rows.isfinite().all():
+                    raise UserError(f"layer '{name}' saw an input that is not a finite number")
+                side = self._side(name)
+                try:
+                    side.become(shrunk(side.matrix, rows, last[name] ** share))
+                except torch.linalg.LinAlgError:
+                    raise UserError(
+                        f"layer '{name}' has inputs too large for damping={last[name]:g}: raise it"
+                    ) from None
+
+    def _side(self, name: str) -> Shrinking:
+        """Return what multiplies by P at a site; the identity if it has not learnt."""
+        if name not in self._sides:
+            self._sides[name] = Shrinking(self.projector.sites[name])
+        return self._sides[name]
+
+    def close(self) -> None:
+        """Take back every hook."""
+        if self._projector is not None:
+            self._projector.release()
+
+    def room(self) -> list[LayerRoom]:
+        """Return d - trace P for each layer: how many directions are shrunk away, in sum."""
+        found = []
+        for name, site in self.projector.sites.items():
+            used = site.dimension - float(self.matrices[name].trace()) if name in self._sides else 0
+            found.append(LayerRoom(name, site.dimension, round(used)))
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return P of every layer that has learnt, and the names of what is kept whole."""
+        return {"matrices": self.matrices, "frozen": list(self._frozen)}
+
+    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
+        """Continue from a state."""
+        self._projector = Projector(net.protected())
+        sites = self.projector.sites
+        self._sides = {name: Shrinking(sites[name], p) for name, p in state["matrices"].items()}
+        self._frozen = list(state["frozen"])
+        self.projector.guard(self._sides, self._frozen)

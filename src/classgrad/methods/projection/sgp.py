@@ -1,0 +1,107 @@
+"""Scaled Gradient Projection (Saha, Roy; AAAI 2023): GPM that weighs its directions.
+
+The basis M of a layer grows by GPM's rule. Every direction m_i also has an importance λ_i between 0
+and 1, and gradients become g - g M Λ Mᵀ with Λ = diag(λ): along m_i a step keeps the share 1 - λ_i.
+
+After a task with inputs R of the layer, s_i = ||m_iᵀ R|| for every direction, stored or new: for a
+new one this is its singular value σ̂_i. With s_max the largest of them the task finds
+
+    λ_i = (α + 1) s_i / (α s_i + s_max)
+
+which is 1 for the strongest direction. Stored directions add what the task finds to what they have,
+up to 1. α = 0 makes λ the singular values' share of the largest; α = ∞ makes every λ 1: GPM.
+
+With optimisers whose update is not along the gradient (Adam, weight decay) it is the update that is
+scaled, and the gradient is left as it is; see `classgrad.core.projector`.
+
+Differences from the released code: the first task's basis is the smallest that reaches ε, not one
+direction less (`gpm_compat=True` gives that); ε stops growing at `energy_limit`. Both as in GPM.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field, PrivateAttr, field_serializer
+from torch import Tensor
+from torch.nn import functional
+
+from classgrad.core.collect import Collected
+from classgrad.core.sides import Side, SoftSide
+from classgrad.methods.projection.gpm import GPM
+from classgrad.networks.network import Network
+
+
+class SGP(GPM):
+    """Scale gradients along each protected direction by how important the tasks found it."""
+
+    name: ClassVar[str] = "sgp"
+    summary: ClassVar[str] = "Scaled Gradient Projection: directions by importance (AAAI 2023)"
+    letters: ClassVar[dict[str, str]] = {"epsilon": "energy", "alpha": "scale"}
+
+    scale: float = Field(
+        default=10.0,
+        ge=0,
+        allow_inf_nan=True,
+        description="how important weak directions are (α); 0: as their singular value, inf: GPM",
+    )
+
+    _importance: dict[str, Tensor] = PrivateAttr(default_factory=dict)
+
+    @field_serializer("scale")
+    def _as_json(self, value: float) -> float | str:
+        return value if math.isfinite(value) else "inf"  # JSON has no infinity
+
+    @property
+    def importance(self) -> dict[str, Tensor]:
+        """Importance of each protected direction by site."""
+        return self._importance
+
+    def grow(self, gather: Callable[..., Collected]) -> Collected:
+        """Add the task's main directions, then what it finds important."""
+        collected = super().grow(gather)
+        for name, c in collected.classes[0].representations.items():
+            s = c.energy_along(self._subspaces[name].basis).clamp(min=0).sqrt()
+            before = self._importance.get(name, s[:0])
+            grown = functional.pad(before, (0, len(s) - len(before)))
+            self._importance[name] = (grown + importance(s, self.scale)).clamp(max=1)
+        return collected
+
+    def keep(self, site: str, columns: list[int]) -> None:
+        """Drop all but these columns of a site's basis, with their importances."""
+        super().keep(site, columns)
+        self._importance[site] = self._importance[site][columns]
+
+    def protect(self) -> None:
+        """Guard the subspaces, each direction by its importance."""
+        sides: dict[str, Side] = {}
+        for name, subspace in self._subspaces.items():
+            weight = self.projector.sites[name].weight
+            if subspace.rank and bool((self._importance[name] == 1).all()):
+                sides[name] = Side(subspace, weight)
+            elif subspace.rank:
+                sides[name] = SoftSide(subspace, weight, self._importance[name])
+        self.projector.guard(sides, self._frozen)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return bases and importances."""
+        return {**super().state_dict(), "importance": dict(self._importance)}
+
+    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
+        """Continue from a state."""
+        self._importance = dict(state["importance"])
+        super().load_state_dict(state, net)
+
+
+def importance(s: Tensor, alpha: float) -> Tensor:
+    """Singular values s (r) -> λ = (α + 1) s / (α s + s_max); zeros where there is no energy.
+
+    >>> importance(torch.tensor([4.0, 1.0]), 2.0).tolist()
+    [1.0, 0.5]
+    """
+    if math.isinf(alpha):
+        return torch.ones_like(s)
+    if not s.any():
+        return torch.zeros_like(s)
+    return (alpha + 1) * s / (alpha * s + s.max())

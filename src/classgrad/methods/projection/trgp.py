@@ -1,0 +1,193 @@
+"""Trust Region Gradient Projection (Lin, Yang, Fan, Zhang; ICLR 2022).
+
+Bases.  After a task, R holds the inputs of a layer, S is its basis so far and R̂ = U Σ Vᵀ the part
+of R outside S. The task's own basis B_t is the strongest of all directions, stored or new, by the
+list [diag(Sᵀ R Rᵀ S), σ²], that together hold the share ε of ||R||²; its new ones join S. Gradients
+of the weights are projected out of all of S, as in GPM.
+
+Trust regions.  Before task t > 1, g is the gradient of its loss at the weights as they are, from
+`probe` training samples. An old task j is trusted at a layer if ||g B_j B_jᵀ|| > 0.5 ||g||
+(`trust`) and this norm is among the largest two (`regions`).
+
+Scaled weights.  What j's directions carry cannot change, but task t may use it in another way: for
+each trusted j a matrix Q_j is learnt together with the rest, from the identity, and for task t the
+layer's weight is W + Σ_j (W B_j Q_j B_jᵀ - W B_j B_jᵀ). Q is kept with the task and free to move;
+when the next task begins it stays. The Qs are parameters of the network, and counted there; the
+bases, and which columns of S each B_j has, are this method's memory.
+
+Choices of ours: g is taken with dropout off, as in the released code, and with the statistics of
+its own batch in every BatchNorm, none of which are stored; the samples are drawn by a generator of
+their own. Norms of equal size go to the earlier task.
+
+Differences from the released code: as in the paper, all new directions join S (the code drops the
+strongest of each task) and BatchNorm's scale and shift stay as the first task left them (the code
+moves them in every task); R is what the layers see with the task's scaled weights (the code: with W
+alone); every layer has its own regions (in the code no layer scales if the first one does not);
+accuracy is one evaluation, not the mean of ten. As in GPM, a first basis is the smallest that
+reaches ε (`gpm_compat=True`: one direction less), and ε stops growing at `energy_limit`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field, PrivateAttr
+from torch import Tensor, nn
+from torch.nn import functional
+
+from classgrad import seeds
+from classgrad.core.collect import Collected
+from classgrad.core.selection import joint
+from classgrad.distributed import world
+from classgrad.methods.projection.base import Count, Projected
+from classgrad.methods.projection.scaled import Scaled, make_scaled
+from classgrad.networks.layers import TaskBatchNorm
+from classgrad.networks.network import Network
+from classgrad.tasks import Task
+
+
+class TRGP(Projected):
+    """Keep weights out of S; let a task scale them inside the subspaces of tasks it resembles."""
+
+    name: ClassVar[str] = "trgp"
+    summary: ClassVar[str] = "Trust Region Gradient Projection: scaled old subspaces (ICLR 2022)"
+    attachable: ClassVar[bool] = False
+    parallel: ClassVar[bool] = True
+
+    trust: float = Field(
+        default=0.5,
+        ge=0,
+        lt=1,
+        description="share of the gradient's norm inside a trusted task's basis",
+    )
+    regions: int = Field(
+        default=2, ge=0, description="trusted tasks of a layer, at most; 0: no scaling"
+    )
+    probe: Count = Field(
+        default=125, description="samples whose gradient says which tasks are trusted"
+    )
+
+    _own: dict[str, list[Tensor]] = PrivateAttr(default_factory=dict)
+    _trusted: dict[str, dict[str, list[int]]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def own(self) -> dict[str, list[Tensor]]:
+        """By site, for each task so far, the columns of S that are its own basis."""
+        return self._own
+
+    @property
+    def trusted(self) -> dict[str, dict[str, list[int]]]:
+        """By site and task, the earlier tasks whose directions it scales."""
+        return self._trusted
+
+    def attach(self, model: nn.Module) -> None:
+        """Guard this model from now on, and give its layers room for scales."""
+        make_scaled(model)
+        super().attach(model)
+
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
+        """Guard what the tasks share."""
+        super().wrap(net, stream, seed)
+        net.find_layers()
+        return net
+
+    def begin_task(self, net: Network, task: Task) -> None:
+        """Choose the regions of every layer, unless the task has begun before."""
+        self.projector.release()  # what chooses is the gradient before any projection
+        if self._learnt and str(task.id) not in next(iter(self._trusted.values()), {}):
+            for name, gradient in self._gradients(net, task).items():
+                self._trusted.setdefault(name, {})[str(task.id)] = most_trusted(
+                    gradient, self._subspaces[name].basis, self._own[name], self.trust, self.regions
+                )
+            self._place_regions()
+        super().begin_task(net, task)
+
+    def parameters(self, net: Network, tasks: Sequence[Task]) -> Iterator[nn.Parameter]:
+        """Yield the trunk, the heads of these tasks, and their scales, not those of others."""
+        here = {task.id for task in tasks}
+        others = {
+            q
+            for layer in self._layers().values()
+            for task in layer.regions
+            if task not in here
+            for q in layer.scales(task)
+        }
+        yield from (p for p in super().parameters(net, tasks) if p not in others)
+
+    def grow(self, gather: Callable[..., Collected]) -> Collected:
+        """Add the task's own basis to every layer: stored directions by number, and new ones."""
+        collected = gather(pool=True)
+        seen = collected.classes[0].representations
+        for name, subspace in self._subspaces.items():
+            own: list[int] = []
+            if name in seen:
+                chosen = joint(subspace.basis, seen[name], self.thresholds()[name])
+                own = chosen.stored + self.add(name, chosen.new)
+            self._own.setdefault(name, []).append(torch.tensor(own, dtype=torch.int64))
+        return collected
+
+    def protect(self) -> None:
+        """Guard the subspaces, and show them to the layers that scale inside them."""
+        super().protect()
+        for name, layer in self._layers().items():
+            layer.basis = self._subspaces[name].basis.to(layer.weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return bases, own columns and trusted tasks; the scales are the network's."""
+        trusted = {name: dict(tasks) for name, tasks in self._trusted.items()}
+        own = {name: list(columns) for name, columns in self._own.items()}
+        return {**super().state_dict(), "own": own, "trusted": trusted}
+
+    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
+        """Continue from a state; layers get room for scales, whose values the network's has."""
+        self._own = {name: list(columns) for name, columns in state["own"].items()}
+        self._trusted = {name: dict(tasks) for name, tasks in state["trusted"].items()}
+        self.attach(net.protected())
+        net.find_layers()
+        self._place_regions()
+        super().load_state_dict(state, net)
+
+    def _layers(self) -> dict[str, Scaled]:
+        layers = {name: site.layer for name, site in self.projector.sites.items()}
+        return {name: layer for name, layer in layers.items() if isinstance(layer, Scaled)}
+
+    def _place_regions(self) -> None:
+        """Give the layers the columns of every task's regions."""
+        for name, layer in self._layers().items():
+            for task, trusted in self._trusted.get(name, {}).items():
+                layer.add_regions(int(task), [self._own[name][j] for j in trusted])
+
+    def _gradients(self, net: Network, task: Task) -> dict[str, Tensor]:
+        """Return the gradient (o x d) of every site on some samples of a task not yet learnt."""
+        chance = seeds.generator(net.seed, "trust", task.id)
+        index = torch.randperm(len(task.train), generator=chance)[: self.probe]
+        x = task.transform(task.train.unit_images(index, next(net.parameters()).dtype))
+        modes = {module: module.training for module in net.modules()}
+        for module in modes:
+            module.training = isinstance(module, TaskBatchNorm)
+        try:
+            with net.statistics_kept():
+                loss = functional.cross_entropy(net(x, task.id), task.train.labels[index])
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+        sites = self.projector.sites
+        weights = [site.weight for site in sites.values()]
+        found = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+        return {
+            name: world().from_first(site.matrix(gradient).cpu().double())
+            for (name, site), gradient in zip(sites.items(), found, strict=True)
+        }
+
+
+def most_trusted(
+    gradient: Tensor, basis: Tensor, own: Sequence[Tensor], trust: float, most: int
+) -> list[int]:
+    """Gradient g (o x d), S and each task's columns B_j of it -> the trusted j, strongest first.
+
+    Those with ||g B_j B_jᵀ|| = ||g B_j|| > trust ||g||, at most `most` of them.
+    """
+    along = (gradient @ basis).square().sum(0)
+    norms = torch.stack([along[columns].sum().sqrt() for columns in own])
+    order = norms.sort(descending=True, stable=True).indices[:most]
+    return [j for j in order.tolist() if norms[j] > trust * gradient.norm()]

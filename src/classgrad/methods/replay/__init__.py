@@ -1,0 +1,1 @@
+"""Methods that keep samples of earlier tasks."""

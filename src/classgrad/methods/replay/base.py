@@ -1,0 +1,161 @@
+"""What the replay methods share: kept samples, and their losses and gradients as things are now.
+
+Each task's part of a batch from the memory goes through the network on its own, with the transform,
+the head and the norms of its task, because BatchNorm at test time sees one task at a time too; the
+papers draw mixed batches uniformly. `ReplayMemory.draw` says how tasks are chosen and weighted so
+that the expected loss is still the mean over the memory. In a network with BatchNorm every part has
+at least 8 samples, so that a small batch is of some of the tasks only, and a task with a single
+sample in the memory is left out: alone it has no batch statistics. With `norm=stored` a pass
+updates the statistics of its task, which so follow the moving trunk; when a task is learnt those of
+earlier ones are measured on what is kept of them.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field, PrivateAttr
+from torch import Tensor, nn
+from torch.nn import functional
+
+from classgrad.distributed import world
+from classgrad.errors import UserError
+from classgrad.methods.base import Fit, Method, Step
+from classgrad.methods.flat import gather
+from classgrad.methods.replay.buffer import EqualShares, Part, ReplayMemory
+from classgrad.networks.layers import TaskBatchNorm
+from classgrad.networks.network import Network
+from classgrad.tasks import Task, Transform
+
+# Samples of a task that make fair batch statistics.
+FAIR = 8
+BATCH_NORMS = (TaskBatchNorm, nn.modules.batchnorm._BatchNorm)
+
+
+class Rehearsal(Method, ABC):
+    """Keep raw samples of earlier tasks and go on learning from them."""
+
+    revisits: ClassVar[bool] = True
+    open_ended: ClassVar[bool] = False
+
+    memory: int = Field(default=2000, ge=1, description="samples kept, of all tasks together")
+    memory_batch: int | None = Field(
+        default=None,
+        ge=1,
+        description="samples of the memory in every step; null: as many as in the batch",
+    )
+
+    _memory: Any = PrivateAttr(default=None)
+    _transforms: list[Transform] = PrivateAttr(default_factory=list)
+    _normed: bool = PrivateAttr(default=False)
+
+    @abstractmethod
+    def empty_memory(self) -> ReplayMemory:
+        """Return the kind of memory this method keeps, empty."""
+
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
+        """Learn how images of each task become inputs; the images come from the memory."""
+        self._memory = self.empty_memory()
+        self._transforms = [task.transform for task in stream]
+        self._normed = any(isinstance(module, BATCH_NORMS) for module in net.modules())
+        if self.memory < self._least:
+            raise UserError(
+                f"memory={self.memory} is too small for a network with BatchNorm, which learns "
+                f"nothing from a single sample: give at least {self._least}"
+            )
+        return net
+
+    @property
+    def _least(self) -> int:
+        """Samples of a task that can go through the network on their own, at least."""
+        return 2 if self._normed else 1
+
+    def fit_task(self, net: Network, task: Task, fit: Fit) -> None:
+        """Train on a task, then measure the stored statistics of earlier ones."""
+        fit([task])
+        net.train()
+        dtype = next(net.parameters()).dtype
+        for earlier, part in self._memory.parts.items():
+            if earlier != task.id and len(part) >= FAIR:
+                images = part.unit_images(slice(None), dtype)
+                net.settle(earlier, world().own([self._transforms[earlier](images)]))
+
+    def draw(self, step: Step, without: int | None = None) -> list[Part]:
+        """Draw a batch from the memory; one task can be left out."""
+        count = self.memory_batch or len(step.batch)
+        drawn: list[Part] = self._memory.draw(
+            count,
+            step.generator,
+            without=without,
+            least=self._least,
+            per_task=FAIR if self._normed else 1,
+        )
+        return drawn
+
+    def task_loss(self, net: Network, task: int, index: Tensor) -> Tensor:
+        """Return the mean cross-entropy of some of a task's kept samples.
+
+        Several processes have a part of them each, by its weight.
+        """
+        kept = self._memory.parts[task]
+        with world().cutting(len(index)) as part:
+            own = index[part]
+            images = kept.unit_images(own, next(net.parameters()).dtype)
+            logits = net(self._transforms[task](images), task)
+            return world().weighted(functional.cross_entropy(logits, kept.labels[own]))
+
+    def batch_loss(self, net: Network, parts: Sequence[Part]) -> Tensor:
+        """Return the weighted loss of a batch from the memory."""
+        losses = [part.weight * self.task_loss(net, part.task, part.index) for part in parts]
+        return sum(losses[1:], start=losses[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the kept samples."""
+        return {"memory": self._memory.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
+        """Continue from a state."""
+        self._memory.load_state_dict(state["memory"])
+
+
+class Episodic(Rehearsal):
+    """Keep an equal share of every finished task, and compare gradients with theirs.
+
+    When a task ends, memory // (tasks so far) samples of each are kept, drawn at random with
+    classes in balance.
+    """
+
+    def empty_memory(self) -> EqualShares:
+        """Return an empty memory of equal shares."""
+        return EqualShares(self.memory)
+
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
+        """Make sure that there is room for every task."""
+        super().wrap(net, stream, seed)
+        needed = self._least * len(stream)
+        if self.memory < needed:
+            raise UserError(
+                f"memory={self.memory} is too small for {len(stream)} tasks: give at least {needed}"
+            )
+        return net
+
+    def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
+        """Keep some of the task's samples, and fewer of earlier ones."""
+        self._memory.add(task.id, task.train, generator)
+
+    def gradient_of(self, loss: Tensor, step: Step) -> Tensor:
+        """Return the gradient of a loss over all that moves, as one vector."""
+        value = float(world().sum(loss.detach()))
+        if not math.isfinite(value):
+            raise UserError(f"the loss of kept samples is {value}: lower learning_rate")
+        parameters = moved(step)
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        total = world().sum(gather(parameters, found))
+        return total if world().size == 1 else total / world().size
+
+
+def moved(step: Step) -> list[nn.Parameter]:
+    """Return the parameters the optimiser moves: the trunk and all heads."""
+    return [p for group in step.optimizer.param_groups for p in group["params"]]

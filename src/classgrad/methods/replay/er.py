@@ -1,0 +1,64 @@
+"""Experience replay with a reservoir (Chaudhry et al., 2019), "ER_Res" in tables.
+
+Every step learns from the current batch B and from a batch B_M of the memory M together: the loss
+is the mean cross-entropy over the samples of both, (|B| L(B) + |B_M| L(B_M)) / (|B| + |B_M|). Then
+the samples of B are offered to M by reservoir sampling: the n-th sample ever seen, from 0, goes to
+place n of M while there is room, else to place j ~ U{0..n} if j < |M|. So M is at any time a
+uniform sample of all that was seen.
+
+Differences from the paper: batches from the memory are drawn task by task
+(`replay.base`). A task lasts many epochs here, so samples are offered in its first
+epoch only: each is seen once.
+
+Differences from the released code: only samples of finished tasks are replayed
+(`replay_current=True` replays those of the current task too); j is drawn from 0..n, not 0..n-1.
+"""
+
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from classgrad.distributed import world
+from classgrad.methods.base import Step
+from classgrad.methods.replay.base import Rehearsal
+from classgrad.methods.replay.buffer import Reservoir
+from classgrad.networks.network import Network
+from classgrad.tasks import Split
+
+
+class ER(Rehearsal):
+    """Learn each batch together with one from a uniform sample of the past."""
+
+    name: ClassVar[str] = "er"
+    summary: ClassVar[str] = "experience replay from a reservoir, ER_Res (2019)"
+    parallel: ClassVar[bool] = True
+
+    replay_current: bool = Field(
+        default=False,
+        description="replay the current task's samples too, as the released code does",
+    )
+
+    def empty_memory(self) -> Reservoir:
+        """Return an empty reservoir."""
+        return Reservoir(self.memory)
+
+    def loss(self, net: Network, step: Step) -> Tensor:
+        """Return the mean loss over the current batch and one from the memory."""
+        current = super().loss(net, step)
+        parts = self.draw(step, without=None if self.replay_current else step.task.id)
+        if not parts:
+            return current
+        here, there = len(step.batch), sum(len(part.index) for part in parts)
+        # The memory's part has its weight already, and the whole gets that of the batch.
+        of_memory = self.batch_loss(net, parts) / world().weight
+        return (here * current + there * of_memory) / (here + there)
+
+    def after_step(self, net: Network, step: Step) -> None:
+        """Offer the batch to the reservoir, in the first epoch."""
+        if step.epoch > 0:
+            return
+        train = step.task.train
+        samples = Split(train.images[step.batch], train.labels[step.batch])
+        places = self._memory.draw_places(len(samples), step.generator)
+        self._memory.insert(step.task.id, samples, places)

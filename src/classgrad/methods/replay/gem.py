@@ -1,0 +1,82 @@
+"""Gradient Episodic Memory (Lopez-Paz, Ranzato; NIPS 2017).
+
+The memory holds samples of finished tasks. With g the gradient of the current batch and g_k that of
+the samples of finished task k, over the trunk and all heads, a step must not raise the loss of any
+of them: g_kᵀ g̃ >= 0 for all k. If g breaks one of these constraints, it is replaced by the closest
+g̃ that keeps all, found in the dual: with the rows g_k in G,
+
+    min_v ½ vᵀ (G Gᵀ + ridge I) v + (G g)ᵀ v  subject to  v >= margin,   g̃ = Gᵀ v + g.
+
+With margin γ = 0 and no ridge, g̃ is the projection of g onto the cone. The margin gives every
+g_k at least that part in g̃, which favours earlier tasks. The ridge keeps v finite where the g_k
+depend on each other; gradients whose square is far below it are hardly corrected.
+
+Differences from the paper: γ is a lower bound of v, as in the released code, where the paper adds
+it to v; `memory` counts samples of all tasks together, with an equal share for each task so far
+(the paper: 256 per task); a step looks at `memory_batch` random samples of each task (0: at all,
+as in the paper); kept samples are drawn at random with classes in balance, not the last ones seen.
+"""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from classgrad.errors import UserError
+from classgrad.methods.base import Step
+from classgrad.methods.flat import gather, products, write
+from classgrad.methods.replay.base import Episodic, moved
+from classgrad.methods.replay.quadratic import minimise_above
+from classgrad.networks.network import Network
+
+
+class GEM(Episodic):
+    """Find the closest gradient that raises the loss of no finished task."""
+
+    name: ClassVar[str] = "gem"
+    summary: ClassVar[str] = "Gradient Episodic Memory: one constraint per task (NIPS 2017)"
+    letters: ClassVar[dict[str, str]] = {"gamma": "margin"}
+
+    memory_batch: int = Field(
+        default=64,
+        ge=0,
+        description="samples of each finished task in every step; 0: all that are kept",
+    )
+    margin: float = Field(
+        default=0.5, ge=0, le=1e6, description="least part of each task's gradient in a step (γ)"
+    )
+    ridge: float = Field(default=1e-3, gt=0, description="what is added to the diagonal of G Gᵀ")
+
+    def adjust_gradients(self, net: Network, step: Step) -> None:
+        """Replace the gradient if it points against that of a finished task."""
+        tasks = self._memory.tasks(least=self._least)
+        if not tasks:
+            return
+        rows = torch.stack([self.task_gradient(net, task, step) for task in tasks])
+        parameters = moved(step)
+        gradient = gather(parameters, [p.grad for p in parameters])
+        closest = closest_within(gradient, rows, self.margin, self.ridge)
+        if closest is not gradient:
+            write(parameters, closest)
+
+    def task_gradient(self, net: Network, task: int, step: Step) -> Tensor:
+        """Return g_k, the gradient of the mean loss over kept samples of a task."""
+        count = len(self._memory.parts[task])
+        if self.memory_batch:
+            count = max(self.memory_batch, self._least)
+        index = self._memory.rows(task, count, step.generator)
+        return self.gradient_of(self.task_loss(net, task, index), step)
+
+
+def closest_within(gradient: Tensor, rows: Tensor, margin: float, ridge: float) -> Tensor:
+    """Return g̃ = Gᵀ v + g for the rows G, or g itself if G g >= 0."""
+    along = products(rows, gradient[None]).flatten()
+    if (along >= 0).all():
+        return gradient
+    square = products(rows, rows)
+    if not square.isfinite().all():
+        raise UserError("the gradient of kept samples is not a finite number: lower learning_rate")
+    square.diagonal().add_(ridge)
+    v = minimise_above(square, along, margin)
+    return gradient + v.to(gradient) @ rows

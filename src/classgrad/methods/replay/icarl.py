@@ -1,0 +1,200 @@
+"""iCaRL (Rebuffi, Kolesnikov, Sperl, Lampert; CVPR 2017): exemplars, distillation, nearest means.
+
+Exemplars.  At most K training images are kept (`memory`), m = K / t for each of the t classes so
+far. Those of a new class are herded: the next one brings the mean of the chosen embeddings φ (of
+length 1) nearest to the mean of the class. Lists of older classes are cut to their first m. A class
+is what one task calls one: a name that returns in another task is counted again.
+
+Learning.  Outputs g_y of all heads so far are sigmoids, each with its own cross-entropy. For images
+of the new task and exemplars x_i, q_i^y is what the network answered before this task:
+
+ℓ = - Σ_i [ Σ_{y new} δ_{y=y_i} log g_y(x_i) + δ_{y≠y_i} log(1 - g_y(x_i))
+          + Σ_{y old} q_i^y log g_y(x_i) + (1 - q_i^y) log(1 - g_y(x_i)) ]
+
+summed over outputs, averaged over images. From the old outputs' part its value before the task is
+taken off, a constant: it is 0 as long as nothing has moved.
+
+Answers.  The class of the asked task whose mean of exemplars μ_y is nearest to φ(x), both of length
+1 (`NearestMeans`); the score is -||φ(x) - μ_y||². After every task the means of all classes are
+computed anew, with the network as it is then. While a task is learnt (validation) its head answers.
+
+Differences from the paper: it trains on the union of new images and exemplars; here every step has
+a batch of the task and `memory_batch` exemplars, and averages over both. BatchNorm sees one task at
+a time in testing, so exemplars of different tasks never share a pass: a step takes those of a few
+tasks, drawn at random, so many of each, weighted so that what is expected is the mean over all
+exemplars. The paper has one growing head and asks it for any class; here tasks have heads and the
+task is given. No augmentation. The released code means over outputs, where the sum is taken here.
+
+Where embeddings depend on the task (norms of its own), an old head sees every image through its
+task's norms, with stored statistics and without dropout, just as its answers were recorded. Where
+all tasks have one head, new and old outputs are the same: images of the task have their labels for
+targets, exemplars the recorded answers.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field, PrivateAttr
+from torch import Generator, Tensor
+from torch.nn import functional
+
+from classgrad import seeds
+from classgrad.errors import UserError
+from classgrad.methods.base import Step
+from classgrad.methods.distillation import (
+    Distilled,
+    cross_entropies,
+    drift,
+    in_batches,
+    logits_of,
+    record,
+)
+from classgrad.methods.replay.exemplars import choose, cut
+from classgrad.methods.replay.nearest import NearestMeans
+from classgrad.networks.layers import TaskBatchNorm
+from classgrad.networks.network import Network
+from classgrad.tasks import Split, Task, Transform
+
+# Exemplars of one task in a pass, at least: fewer make poor batch statistics.
+PER_TASK = 16
+
+
+class ICaRL(Distilled):
+    """Learn each task with exemplars of the old ones, and answer by their nearest mean."""
+
+    name: ClassVar[str] = "icarl"
+    summary: ClassVar[str] = "iCaRL: exemplars, distillation, nearest class means (CVPR 2017)"
+    letters: ClassVar[dict[str, str]] = {"K": "memory"}
+    free_start: ClassVar[bool] = False
+    open_ended: ClassVar[bool] = False
+
+    memory: int = Field(default=2000, ge=1, description="exemplars kept in all (K)")
+    memory_batch: int = Field(default=64, ge=2, description="exemplars in a step")
+
+    _transforms: list[Transform] = PrivateAttr(default_factory=list)
+    _exemplars: list[Split] = PrivateAttr(default_factory=list)  # by task
+    _answers: Tensor | None = PrivateAttr(default=None)  # to the images of the task at hand
+    _exemplar_answers: list[Tensor] = PrivateAttr(default_factory=list)
+    _mean_bytes: int = PrivateAttr(default=0)
+
+    @property
+    def exemplars(self) -> list[Split]:
+        """Exemplars of each task so far, class after class, in the order of herding."""
+        return self._exemplars
+
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
+        """Let the network answer by nearest means."""
+        classes = sum(task.classes for task in stream)
+        if self.memory < classes:
+            raise UserError(
+                f"memory={self.memory} has no exemplar for some of the {classes} classes of "
+                f"the stream: give at least {classes}"
+            )
+        fewest = min(task.classes for task in stream) * (self.memory // classes)
+        if fewest < 2 and any(isinstance(m, TaskBatchNorm) for m in net.modules()):
+            raise UserError(
+                f"memory={self.memory} leaves a task with a single exemplar, "
+                f"which has no batch statistics: give at least {2 * classes}"
+            )
+        self._transforms = [task.transform for task in stream]
+        return NearestMeans.of(net)
+
+    def begin_task(self, net: Network, task: Task) -> None:
+        """Record what the network says of the new images and of the exemplars."""
+        if task.id == 0:
+            return
+        ask = partial(record, net, generator=seeds.generator(net.seed, "answers", task.id))
+        kept = list(zip(self._exemplars, self._transforms, strict=False))
+        if net.shared_head:  # new images have their labels; see the top of the file
+            self._exemplar_answers = [ask(*part, tasks=[k]) for k, part in enumerate(kept)]
+        else:
+            self._answers = ask(task.train, task.transform, tasks=range(task.id))
+            self._exemplar_answers = [ask(*part, tasks=range(task.id)) for part in kept]
+
+    def loss(self, net: Network, step: Step) -> Tensor:
+        """Return ℓ, averaged over the batch and the exemplars of this step."""
+        task = step.task.id
+        outputs = net.head_parameters(task)[0].shape[0]
+        labels = functional.one_hot(step.y, outputs).to(step.x.dtype)
+        answers = None if self._answers is None else self._answers[step.index]
+        total, count = len(step.x) * all_outputs(net, step.x, task, labels, answers), len(step.x)
+        for old, rows, weight in self.draw(step.generator):
+            images = self._exemplars[old].unit_images(rows, step.x.dtype)
+            x, answers = self._transforms[old](images), self._exemplar_answers[old][rows]
+            if net.shared_head:
+                wrong = drift(logits_of(net, x, [old])[0], answers)
+            else:
+                with net.statistics_kept():  # those of the task are of its own images
+                    none = x.new_zeros(len(rows), outputs)
+                    wrong = all_outputs(net, x, task, none, answers)
+            total = total + len(rows) * weight * wrong
+            count += len(rows)
+        return total / count
+
+    def draw(self, generator: Generator) -> Iterator[tuple[int, Tensor, float]]:
+        """Yield the exemplars of a step: a task, rows of its exemplars, and their weight.
+
+        The mean of weight x (mean over rows) is, on average, the mean over all exemplars.
+        """
+        sizes = [len(answers) for answers in self._exemplar_answers]
+        groups = min(len(sizes), max(1, self.memory_batch // PER_TASK))
+        for task in torch.randperm(len(sizes), generator=generator)[:groups].tolist():
+            rows = torch.randint(sizes[task], (self.memory_batch // groups,), generator=generator)
+            yield task, rows, sizes[task] * len(sizes) / sum(sizes)
+
+    def end_task(self, net: Network, task: Task, generator: Generator) -> None:
+        """Herd the new classes, cut the lists of the old ones, and compute all means."""
+        assert isinstance(net, NearestMeans), "the network comes from `wrap`"
+        self._answers, self._exemplar_answers = None, []
+        classes = task.classes + sum(int(s.labels.max()) + 1 for s in self._exemplars)
+        share = self.memory // classes
+        embeddings = self._embeddings(net, task.id, task.train, generator)
+        self._exemplars = [cut(split, share) for split in self._exemplars]
+        self._exemplars.append(choose(task.train, embeddings, share))
+        means = []
+        for number, split in enumerate(self._exemplars):
+            z = self._embeddings(net, number, split, generator)
+            means.append(torch.stack([z[split.labels == y].mean(0) for y in split.labels.unique()]))
+        net.set_means(means)
+        self._mean_bytes = sum(m.nbytes for m in net.means)
+
+    def _embeddings(self, net: Network, task: int, split: Split, generator: Generator) -> Tensor:
+        """Return the embeddings of a task's images, of length 1."""
+        transform = self._transforms[task]
+        z = in_batches(net, split, transform, lambda x: net.embed(x, task), generator)
+        return functional.normalize(z, dim=1)
+
+    def memory_bytes(self) -> int:
+        """Return the bytes of the exemplars, of the means and, within a task, of the answers."""
+        return super().memory_bytes() + self._mean_bytes
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return exemplars and recorded answers; the means are the network's."""
+        return {
+            "exemplars": [{"images": s.images, "labels": s.labels} for s in self._exemplars],
+            "answers": self._answers,
+            "exemplar_answers": list(self._exemplar_answers),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
+        """Continue from a state, on the network that belongs to it."""
+        assert isinstance(net, NearestMeans), "the network comes from `wrap`"
+        self._exemplars = [Split(**part) for part in state["exemplars"]]
+        self._answers = state["answers"]
+        self._exemplar_answers = list(state["exemplar_answers"])
+        self._mean_bytes = sum(m.nbytes for m in net.means)
+
+
+def all_outputs(net: Network, x: Tensor, task: int, new: Tensor, answers: Tensor | None) -> Tensor:
+    """Return the mean over inputs of the loss of the outputs of a task's head and the old ones.
+
+    `new` are the targets of the task's own outputs, `answers` the recorded logits of the old ones.
+    """
+    features = net.embed(x, task)
+    own = net.heads[task](features)
+    wrong = cross_entropies(own, new)
+    if answers is not None:
+        wrong = wrong + drift(torch.cat(logits_of(net, x, range(task), features), 1), answers)
+    return wrong

@@ -1,0 +1,1 @@
+"""Methods that change the network: masks, columns, growth, decomposition."""

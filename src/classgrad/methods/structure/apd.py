@@ -1,0 +1,190 @@
+"""Additive Parameter Decomposition (Yoon, Kim, Yang, Hwang; ICLR 2020).
+
+Weights.  For task t a layer uses θ_t = σ ⊙ m_t + τ_t: the weight σ that all tasks share, times a
+mask m_t = sigmoid(v_t) over its output units, plus a sparse part τ_t of the task's own.
+
+Learning.  Task t minimises, over σ, v_t, τ_t and also over τ_i of every earlier task i,
+
+    L_ce + λ1 Σ_{i<=t} ||τ_i||_1 + λ2/2 Σ_{i<t} ||θ*_i - (σ ⊙ m_i + τ_i)||²,
+
+with θ*_i the weight of task i when task t begins: σ may change, and what old tasks need of the
+change is put right in their τ_i. Masks of old tasks stay. τ_t starts at σ. Weight decay acts on τ_t
+and v_t, and on σ in the first task. After the task, entries |τ_i| <= λ1 become zero.
+
+Old parts in closed form.  The earlier τ_i appear in the two penalties only, entry by entry. With
+σ' the shared weight when task t begins, r = θ*_i - σ ⊙ m_i = (σ' - σ) ⊙ m_i + τ*_i and κ = λ1/λ2,
+
+    min_τ λ2/2 (r - τ)² + λ1 |τ|   is at τ = r - clip(r, -κ, κ),
+
+because λ2 (r - τ) must be λ1 sign(τ), or at most λ1 in size where τ = 0. So each τ_i is a function
+of σ, and θ_i stays within κ of θ*_i in every entry. What is left over is λ2/2 r² where |r| <= κ,
+and λ1 |r| - λ1²/(2 λ2) elsewhere (Huber's function), with the derivative λ2 clip(r, -κ, κ). To σ it
+gives the gradient -λ2 Σ_i m_i ⊙ clip(r_i, -κ, κ), which is added to that of the cross-entropy.
+
+τ_t has its λ1 by a proximal step after each step of the optimiser: it is shrunk by rate x λ1, with
+the rate of `penalty.base`. That comes to rest where the gradient of the whole loss is
+zero, and makes zeros exact during training.
+
+Differences from the released code: there all τ are dense variables that Adam moves along the
+subgradient of the whole loss, T copies of the network with two moments each; here a task in
+learning takes σ', one dense τ and the entries of the old ones that are not zero. Zeros are exact.
+Networks have no biases. What else tasks share (scale and shift of BatchNorm with `affine=first`,
+biases of a network of your own) stays as the first task left it. A shared head is a layer like the
+others. Masks start at 1/2. Validation judges by plain cross-entropy.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field, PrivateAttr
+from torch import Tensor, nn
+
+from classgrad.methods.base import Method, Step
+from classgrad.methods.penalty.base import slowness
+from classgrad.methods.structure.decomposed import Decomposed, Sparse, make_decomposed, shrunk
+from classgrad.networks.network import Network
+from classgrad.tasks import Task
+
+
+class APD(Method):
+    """Share masked weights; keep a sparse part for each task, and put old ones right."""
+
+    name: ClassVar[str] = "apd"
+    summary: ClassVar[str] = "Additive Parameter Decomposition: shared and sparse own (ICLR 2020)"
+    letters: ClassVar[dict[str, str]] = {"lambda1": "sparsity", "lambda2": "retention"}
+    free_start: ClassVar[bool] = False
+
+    sparsity: float = Field(
+        default=6e-4, ge=0, description="price of what tasks keep for themselves (λ1)"
+    )
+    retention: float = Field(
+        default=100.0, gt=0, description="price of changing old tasks' weights (λ2)"
+    )
+    threshold: float | None = Field(
+        default=None,
+        ge=0,
+        description="own entries of at most this size become zero; not given: λ1",
+    )
+    decay: float = Field(
+        default=1e-4, ge=0, description="pull of a task's own part and mask to zero"
+    )
+
+    _layers: dict[str, Decomposed] = PrivateAttr(default_factory=dict)
+
+    @property
+    def layers(self) -> dict[str, Decomposed]:
+        """The layers that have a part for each task, by name."""
+        return self._layers
+
+    @property
+    def learnt(self) -> int:
+        """How many tasks are finished."""
+        return min((len(layer.own) for layer in self._layers.values()), default=0)
+
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
+        """Give every layer that tasks share a mask and a part for each task."""
+        self._attach(net)
+        return net
+
+    def _attach(self, net: Network) -> None:
+        self._layers = make_decomposed(net.protected())
+        for layer in self._layers.values():
+            layer.limit = self.sparsity / self.retention
+        net.find_layers()
+
+    def begin_task(self, net: Network, task: Task) -> None:
+        """Start the task's own part at σ, unless the task has begun before."""
+        for layer in self._layers.values():
+            layer.begin()
+
+    def parameters(self, net: Network, tasks: Sequence[Task]) -> Iterator[nn.Parameter]:
+        """Yield σ, the task's own masks, parts and head; what else is shared with the first task.
+
+        Norms that are the task's own move too.
+        """
+        moving = set(self._moving())
+        fixed = {p for p in net.shared_parameters().values() if p not in moving}
+        for parameter in super().parameters(net, tasks):
+            if self.learnt == 0 or parameter not in fixed:
+                yield parameter
+
+    def _moving(self) -> Iterator[Tensor]:
+        """Yield σ and what the layers have for the task being learnt."""
+        for layer in self._layers.values():
+            yield layer.weight
+            yield layer.logits(layer.tasks - 1)
+            if layer.adaptive is not None:
+                yield layer.adaptive
+
+    def adjust_gradients(self, net: Network, step: Step) -> None:
+        """Add what the old tasks want of σ, and the weight decay."""
+        first = self.learnt == 0
+        for layer in self._layers.values():
+            decaying: list[Tensor | None] = [layer.logits(layer.tasks - 1), layer.adaptive]
+            if first:
+                decaying.append(layer.weight)
+            elif layer.weight.grad is not None:
+                layer.weight.grad.add_(layer.pull(self.retention))
+            for parameter in decaying:
+                if parameter is not None and parameter.grad is not None:
+                    parameter.grad.add_(parameter.detach(), alpha=self.decay)
+
+    @torch.no_grad()
+    def after_step(self, net: Network, step: Step) -> None:
+        """Shrink the task's own parts by rate x λ1."""
+        if step.optimizer.param_groups[0]["lr"] == 0:
+            return
+        parts = [p for p in (layer.adaptive for layer in self._layers.values()) if p is not None]
+        slow = slowness(step.optimizer, list(parts))
+        for number, part in enumerate(parts):
+            by = self.sparsity / (slow if isinstance(slow, float) else slow[number])
+            part.copy_(shrunk(part, by))
+
+    def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
+        """Keep what is not zero of the own parts, those of old tasks put right."""
+        threshold = self.sparsity if self.threshold is None else self.threshold
+        for layer in self._layers.values():
+            layer.finish(threshold)
+
+    def stored_parameters(self, net: Network) -> int:
+        """Return how many numbers that are not zero are kept for all tasks."""
+        parts = [part for layer in self._layers.values() for part in kept(layer)]
+        return super().stored_parameters(net) + sum(len(part.value) for part in parts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the parts of finished tasks and, within a task, σ'; the rest is the network's."""
+        state: dict[str, Any] = {"own": {}, "common": {}, "groups": {}, "anchor": {}}
+        for name, layer in self._layers.items():
+            common = shared_parts(layer)
+            state["own"][name] = [vars(part).copy() for part in layer.own]
+            state["common"][name] = [vars(part).copy() for part in common]
+            # Tasks of a group have the very same part; -1 is none.
+            places = {id(part): number for number, part in enumerate(common)}
+            state["groups"][name] = [places.get(id(part), -1) for part in layer.common]
+            if layer.anchor is not None:
+                state["anchor"][name] = layer.anchor
+        return state
+
+    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
+        """Continue from a state; within a task, layers get room for what the network's has."""
+        self._attach(net)
+        for name, layer in self._layers.items():
+            common = [Sparse(**part) for part in state["common"][name]]
+            layer.own = [Sparse(**part) for part in state["own"][name]]
+            layer.common = [None if g < 0 else common[g] for g in state["groups"][name]]
+            layer.anchor = state["anchor"].get(name)
+            if layer.anchor is None:
+                layer.adaptive = None
+            elif layer.adaptive is None:
+                layer.adaptive = nn.Parameter(layer.anchor.clone())
+
+
+def shared_parts(layer: Decomposed) -> list[Sparse]:
+    """Return what some finished tasks have in common, each part once."""
+    return list({id(part): part for part in layer.common if part is not None}.values())
+
+
+def kept(layer: Decomposed) -> list[Sparse]:
+    """Return all that a layer keeps of finished tasks."""
+    return [*layer.own, *shared_parts(layer)]

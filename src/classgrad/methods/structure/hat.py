@@ -1,0 +1,195 @@
+"""Hard Attention to the Task (Serrà, Surís, Miron, Karatzoglou; ICML 2018): a mask per task.
+
+Masks.  Behind every ReLU, task t multiplies each unit (or channel) by a = sigmoid(s e_t). In every
+epoch s grows from 1/smax at the first batch to smax at the last, so that masks start soft and end
+almost at 0 or 1; predictions have s = smax.
+
+Protection.  a_pre is the largest mask of a unit over the finished tasks. The gradient of weight ij,
+from unit j to unit i, is multiplied by 1 - min(a_pre_i, a_pre_j): what connects two used units does
+not move. A layer behind a flattened convolution sees a channel's mask at each of its positions. The
+first layer has inputs that all tasks use, a head shared by all tasks has such outputs.
+
+Room.  L = L_ce + c Σ a (1 - a_pre) / Σ (1 - a_pre), the sums over all masks: new units cost, used
+ones are free. The gradient of e vanishes where s e is large; it is multiplied by
+(smax / s) (cosh(s e) + 1) / (cosh(e) + 1), with s e limited to ±50, and e is kept in [-6, 6].
+
+Differences from the paper and the released code: finished masks are rounded to 0 or 1, so that
+answers for old tasks stay the same to the last bit (`binary=False` leaves sigmoid(smax e), where a
+unit in between is protected in part). Updates are masked instead of gradients where an optimiser
+moves weights without a gradient (weight decay) or undoes a scaling (Adam). Masks come before
+pooling, local response normalisation and dropout. Scale and shift of BatchNorm, which the authors'
+networks lack, are multiplied by 1 - a_pre of their channel, or belong to one task (`affine=task`);
+two convolutions that meet in a sum share the mask behind it. s reaches smax, as in the paper; in
+the released code it ends one batch earlier, and validation judges the loss with its penalty.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field, PrivateAttr
+from torch import Tensor, nn
+
+from classgrad.core.updates import follow_gradients
+from classgrad.errors import UserError
+from classgrad.methods.base import LayerRoom, Method, Step
+from classgrad.methods.structure.gates import Gate
+from classgrad.networks.network import Network
+from classgrad.networks.trunk import Trunk, Wire
+from classgrad.tasks import Task
+
+
+class HAT(Method):
+    """Learn which units each task uses, and keep what connects them."""
+
+    name: ClassVar[str] = "hat"
+    summary: ClassVar[str] = "Hard Attention to the Task: a mask over units per task (ICML 2018)"
+    letters: ClassVar[dict[str, str]] = {"c": "sparsity", "smax": "steepness"}
+    free_start: ClassVar[bool] = False
+    parallel: ClassVar[bool] = True
+
+    sparsity: float = Field(default=0.75, ge=0, description="price of units no earlier task uses")
+    steepness: float = Field(default=400, ge=1, description="largest slope of the masks")
+    binary: bool = Field(
+        default=True, description="round finished masks to 0 or 1: nothing is forgotten"
+    )
+    clip: float = Field(default=10000, gt=0, description="largest norm of all gradients together")
+
+    _gates: dict[str, Gate] = PrivateAttr(default_factory=dict)
+    _factors: list[tuple[nn.Parameter, Tensor]] | None = PrivateAttr(default=None)
+    _before: list[Tensor] = PrivateAttr(default_factory=list)
+
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
+        """Put a gate in the place of every ReLU behind a layer with weights."""
+        for wire in wiring(net):
+            if not isinstance(net.trunk.get_submodule(wire.target), Gate):
+                weight = net.trunk.get_submodule(wire.layer).get_parameter("weight")
+                path, _, label = wire.target.rpartition(".")
+                gate = Gate(len(weight), seed, wire.target).to(weight)
+                setattr(net.trunk.get_submodule(path), label, gate)
+        net.find_layers()
+        self._attach(net)
+        return net
+
+    def _attach(self, net: Network) -> None:
+        self._gates = {n: m for n, m in net.trunk.named_modules() if isinstance(m, Gate)}
+        for gate in self._gates.values():
+            gate.steepest, gate.binary = self.steepness, self.binary
+        self._factors = None
+
+    def parameters(self, net: Network, tasks: Sequence[Task]) -> Iterator[nn.Parameter]:
+        """Yield the trunk without the embeddings of finished tasks, and the head."""
+        gates = self._gates.values()
+        old = {p for gate in gates for p in gate.parameters() if p is not gate.newest}
+        yield from (p for p in super().parameters(net, tasks) if p not in old)
+
+    def slope(self, step: Step) -> float:
+        """Return s = 1/smax + (smax - 1/smax) b / (B - 1) at batch b of 0..B-1 of an epoch."""
+        smallest, last = 1 / self.steepness, step.per_epoch - 1
+        passed = step.number % step.per_epoch / last if last else 1.0
+        return smallest + (self.steepness - smallest) * passed
+
+    def loss(self, net: Network, step: Step) -> Tensor:
+        """Return the cross-entropy with annealed masks, and what they cost."""
+        for gate in self._gates.values():
+            gate.slope = self.slope(step)
+        return super().loss(net, step) + self.sparsity * self.cost(self.slope(step))
+
+    def cost(self, slope: float) -> Tensor:
+        """Return Σ a (1 - a_pre) / Σ (1 - a_pre); nothing where every unit is used."""
+        masks = torch.cat([gate.annealed(slope) for gate in self._gates.values()])
+        free = 1 - torch.cat([gate.used for gate in self._gates.values()])
+        return masks @ free / free.sum().clamp(min=torch.finfo(free.dtype).tiny)
+
+    def adjust_gradients(self, net: Network, step: Step) -> None:
+        """Mask the gradients of what tasks share, and scale those of the embeddings."""
+        if self._factors is None:
+            self._factors = list(self._shared(net))
+        if not follow_gradients(step.optimizer):
+            self._before = [parameter.detach().clone() for parameter, _ in self._factors]
+        else:
+            for parameter, factor in self._factors:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+        slope = self.slope(step)
+        for gate in self._gates.values():
+            assert gate.newest.grad is not None
+            gate.newest.grad.mul_(gate.compensation(slope))
+        moved = [p for group in step.optimizer.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(moved, self.clip)
+
+    def after_step(self, net: Network, step: Step) -> None:
+        """Mask the update where masking gradients is not enough, and limit the embeddings."""
+        if self._before and self._factors:
+            for start, (parameter, factor) in zip(self._before, self._factors, strict=True):
+                parameter.data.copy_(start.lerp(parameter.data, factor))
+        for gate in self._gates.values():
+            gate.limit()
+        self._before = []
+
+    def _shared(self, net: Network) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Yield what tasks share, each parameter with the factor of its gradient."""
+        if not any(gate.used.any() for gate in self._gates.values()):
+            return
+        everywhere = next(iter(self._gates.values())).used.new_ones(1)
+        wires = wiring(net)
+        for wire in wires:
+            out = self._gates[wire.target].used
+            seen = self._gates[wire.source].used if wire.source else everywhere
+            yield from factors(net.trunk.get_submodule(wire.layer), out, seen)
+            if wire.norm is not None:  # scales of later tasks are their own
+                norm = net.trunk.get_submodule(wire.norm)
+                yield norm.get_parameter("scale_0"), 1 - out
+                yield norm.get_parameter("shift_0"), 1 - out
+        if net.shared_head:
+            yield from factors(net.heads[0], everywhere, self._gates[wires[-1].target].used)
+
+    def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
+        """Count the units of this task as used."""
+        for gate in self._gates.values():
+            gate.finish()
+        self._factors = None
+
+    def close(self) -> None:
+        """Let every gate use finished masks."""
+        for gate in self._gates.values():
+            gate.slope = None
+
+    def room(self) -> list[LayerRoom]:
+        """Return how many units of each gate are used."""
+        return [
+            LayerRoom(name, gate.units, int(gate.used.round().sum()))
+            for name, gate in self._gates.items()
+        ]
+
+    def memory_bytes(self) -> int:
+        """Return the bytes of the embeddings and of a_pre, which the network keeps in its gates."""
+        gates = self._gates.values()
+        return sum(t.nbytes for gate in gates for t in (*gate.parameters(), gate.used))
+
+    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
+        """Continue with a network whose gates hold all there is to know."""
+        self._attach(net)
+
+
+def wiring(net: Network) -> list[Wire]:
+    """Return how the layers of a network are connected."""
+    if not isinstance(net.trunk, Trunk):
+        raise UserError(
+            f"hat cannot tell how the layers of a {type(net.trunk).__name__} are connected: derive "
+            "it from classgrad.networks.trunk.Trunk, or choose a network of the table"
+        )
+    return net.trunk.wiring()
+
+
+def factors(layer: nn.Module, out: Tensor, seen: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Yield a layer's weight with 1 - min(a_pre_i, a_pre_j), and its bias with 1 - a_pre_i.
+
+    `out` is a_pre of the units it feeds, `seen` that of the channels it sees; one value is for all.
+    """
+    weight = layer.get_parameter("weight")
+    of_inputs = seen.repeat_interleave(weight.shape[1] // len(seen))  # a channel's positions
+    smaller = torch.minimum(out[:, None], of_inputs)
+    yield weight, 1 - smaller.view(*smaller.shape, *[1] * (weight.dim() - 2))
+    if layer.bias is not None:
+        yield layer.get_parameter("bias"), 1 - out

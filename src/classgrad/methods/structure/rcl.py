@@ -1,0 +1,162 @@
+"""Reinforced Continual Learning (Xu, Zhu; NeurIPS 2018): learn how many units to add.
+
+The first task is learnt as by finetuning. For each later task a controller, an LSTM, chooses one
+number a_l of 0..29 for each layer. A child is the network with a_l more units in layer l: all old
+weights keep their bits; the weights to and from new units, and the head, are trained for
+`child_epochs`. Its reward is
+
+    R = validation accuracy (0 to 1) - α Σ_l a_l.
+
+The controller π learns from each child by REINFORCE: its parameters follow Σ_l (R - V_l) ∇ log
+π(a_l | a_1 .. a_{l-1}), with V_l what a critic predicts before choice l, itself fitted to R. Of all
+children (`trials`) the one with the highest reward is kept, of equal ones the first. A task uses
+only the units there were when it was learnt, so its answers never change.
+
+Controller and critic begin anew with every task, as in the released code. Choices of ours: the
+critic is linear in the LSTM's state; new units start with outgoing weights of zero; children of one
+task differ in nothing but their units, which are drawn from the same numbers. With BatchNorm, the
+scales and shifts of new channels are trained, or the task has its own (`affine=task`).
+
+Differences from the released code: layers may be convolutions too, where a unit is a filter.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field, PrivateAttr
+from torch import Tensor
+
+from classgrad import seeds
+from classgrad.errors import UserError
+from classgrad.methods.base import Fit, Step
+from classgrad.methods.structure.controller import Controller
+from classgrad.methods.structure.expanding import Expanding, added
+from classgrad.methods.structure.growing import grow, resize, units, width
+from classgrad.networks.network import Network
+from classgrad.prediction.accuracy import accuracy
+from classgrad.tasks import Task
+
+
+class RCL(Expanding):
+    """Try children with more units, freeze the rest; a controller learns how many to add."""
+
+    name: ClassVar[str] = "rcl"
+    summary: ClassVar[str] = "Reinforced Continual Learning: a controller adds units (NeurIPS 2018)"
+    letters: ClassVar[dict[str, str]] = {"alpha": "price"}
+
+    trials: int = Field(default=50, ge=1, description="children tried for each task")
+    child_epochs: int = Field(default=15, ge=1, description="epochs a child is trained for")
+    largest: int = Field(default=29, ge=1, description="units a layer can get in a task, at most")
+    price: float = Field(
+        default=1e-4, ge=0, description="what a unit costs, in shares of accuracy (α)"
+    )
+    l2: float = Field(default=1e-4, ge=0, description="pull of a child's trained weights to zero")
+    controller_rate: float = Field(
+        default=1e-3, gt=0, description="learning rate of the controller"
+    )
+    critic_rate: float = Field(default=5e-3, gt=0, description="learning rate of its critic")
+    hidden: int = Field(
+        default=100, ge=1, description="units of each of the controller's two layers"
+    )
+
+    _task: int = PrivateAttr(default=-1)
+    _tried: list[dict[str, Any]] = PrivateAttr(default_factory=list)  # actions and rewards
+    _start: dict[str, Any] = PrivateAttr(default_factory=dict)  # the network before any child
+    _best: dict[str, Any] = PrivateAttr(default_factory=dict)  # the best child so far
+
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
+        """Let the layers grow; refuse later tasks that no child could be judged on."""
+        for task in stream[1:]:
+            if not len(task.valid):
+                raise UserError(
+                    f"rcl judges by validation data, and task '{task.name}' has none: set "
+                    "valid_fraction above 0"
+                )
+        return super().wrap(net, stream, seed)
+
+    def begin_task(self, net: Network, task: Task) -> None:
+        """Freeze what earlier tasks learnt, unless the task has begun before."""
+        if self._task == task.id:
+            return
+        self._task, self._tried, self._best = task.id, [], {}
+        self._start = taken(net) if task.id else {}
+        self.set_free(net, added(net, width(net)) if task.id else None)
+
+    def rounds(self, task: Task) -> int:
+        """Return how many children are trained."""
+        return self.trials if task.id else 1
+
+    def fit_task(self, net: Network, task: Task, fit: Fit) -> None:
+        """Train the children, and keep the best."""
+        if task.id == 0:
+            fit([task])
+            return
+        controller = self._controller(net, task)
+        while len(self._tried) < self.trials:
+            put_back(net, self._start)
+            number = len(self._tried)
+            chance = seeds.generator(net.seed, "choices", task.id, number)
+            actions = controller.sample(len(width(net)), chance)
+            before = width(net)
+            more = dict(zip(before, actions, strict=True))
+            grow(net, more, seeds.generator(net.seed, "children", task.id))
+            self.set_free(net, added(net, before))
+            fit([task], epochs=self.child_epochs)
+            right = accuracy(net, task.id, task, task.valid) / 100
+            reward = right - self.price * sum(actions)
+            controller.learn(actions, reward)
+            if not self._best or reward > max(tried["reward"] for tried in self._tried):
+                self._best = taken(net)
+            self._tried.append({"actions": actions, "reward": reward})
+        put_back(net, self._best)
+        self.set_free(net, {})  # nothing more is trained; the units are those of the best
+
+    def _controller(self, net: Network, task: Task) -> Controller:
+        """Return a new controller that has learnt from what was tried so far."""
+        controller = Controller(
+            self.largest + 1,
+            seeds.generator(net.seed, "controller", task.id),
+            hidden=self.hidden,
+            rate=self.controller_rate,
+            critic_rate=self.critic_rate,
+        )
+        for tried in self._tried:
+            controller.learn(tried["actions"], tried["reward"])
+        return controller
+
+    def adjust_gradients(self, net: Network, step: Step) -> None:
+        """Add the pull to zero, then mask."""
+        if self._free is not None:
+            for name, parameter in net.named_parameters():
+                if name in self._free and parameter.grad is not None:
+                    parameter.grad.add_(parameter.detach(), alpha=self.l2)
+        super().adjust_gradients(net, step)
+
+    def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
+        """Keep nothing but how many units each task has."""
+        self._task, self._tried, self._start, self._best = -1, [], {}, {}
+        self.set_free(net, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the units of every task and, within a task, what was tried."""
+        own = {"task": self._task, "tried": list(self._tried)}
+        return {**super().state_dict(), **own, "start": self._start, "best": self._best}
+
+    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
+        """Continue from a state."""
+        super().load_state_dict(state, net)
+        self._task, self._tried = state["task"], list(state["tried"])
+        self._start, self._best = dict(state["start"]), dict(state["best"])
+
+
+def taken(net: Network) -> dict[str, Any]:
+    """Return a copy of all sizes and values of a network."""
+    values: dict[str, Tensor] = {name: v.detach().clone() for name, v in net.state_dict().items()}
+    return {"units": units(net), "values": values}
+
+
+def put_back(net: Network, state: dict[str, Any]) -> None:
+    """Give a network these sizes and values."""
+    resize(net, state["units"])
+    net.load_state_dict(state["values"])

@@ -1,0 +1,29 @@
+"""Single-task learning: a network of its own for each task, so that nothing is shared or forgotten.
+
+Every task starts from new weights, drawn from its own seed, and is learnt as the first task of
+finetuning is. With T tasks T networks are stored: T times the capacity. This is the row that tables
+after APD's call Multitask. `heads=shared` changes nothing: the network of a task has its own head.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from classgrad.methods.base import Method
+from classgrad.methods.structure.columns import ColumnNetwork, Columns
+from classgrad.networks.network import Network
+from classgrad.networks.trunk import Trunk
+from classgrad.tasks import Task
+
+
+class STL(Method):
+    """Learn every task with a new network, and keep them all."""
+
+    name: ClassVar[str] = "stl"
+    summary: ClassVar[str] = "single-task learning: one network for each task"
+
+    def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
+        """Make the trunk the first of several."""
+        if isinstance(net, ColumnNetwork):
+            return net
+        scheme = net.trunk.scheme if isinstance(net.trunk, Trunk) else "default"
+        return ColumnNetwork.of(net, Columns(net.trunk, seed, scheme), net.embedding)

@@ -1,0 +1,1 @@
+"""What turns features into answers: scores of heads and prototypes, calibration, accuracy."""

@@ -1,0 +1,1 @@
+"""Records for people: tables for the terminal, pages and pictures."""

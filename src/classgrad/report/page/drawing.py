@@ -1,0 +1,228 @@
+"""Figures as inline SVG: a drawing for each panel, small enough for a phone to show in full."""
+
+from collections.abc import Callable, Sequence
+
+from classgrad.report.page.figures import (
+    Bar,
+    BarPanel,
+    Bars,
+    DotPanel,
+    Dots,
+    Figure,
+    Heat,
+    HeatPanel,
+    LinePanel,
+    Lines,
+    Series,
+    swarm,
+    ticks,
+)
+from classgrad.report.page.markup import Markup, element
+from classgrad.report.page.shades import depth, shade
+from classgrad.report.page.strokes import brief, picture, ruled, short, told, written
+
+STYLES = 7  # colours, and marks
+Axis = Callable[[float], float]
+
+
+def drawings(figure: Figure) -> list[Markup]:
+    """Return one drawing for each panel of a figure."""
+    if isinstance(figure, Lines):
+        return [lines(figure, panel) for panel in figure.panels]
+    if isinstance(figure, Heat):
+        return [heat(figure, panel) for panel in figure.panels]
+    if isinstance(figure, Dots):
+        return [dots(figure, panel) for panel in figure.panels]
+    if isinstance(figure, Bars):
+        return [bars(panel) for panel in figure.panels]
+    raise TypeError(f"no drawing for {type(figure).__name__}")
+
+
+def lines(figure: Lines, panel: LinePanel) -> Markup:
+    """Draw lines over tasks; several in the only frame have their names at their ends."""
+    named = len(figure.panels) == 1
+    width, height = (360.0, 215.0) if named else (240.0, 140.0)
+    left, right, top, bottom = 34.0, 88.0 if named else 10.0, 10.0, 34.0
+
+    def x_of(place: float) -> float:
+        return left + (width - left - right) * (place + 0.5) / max(figure.count, 1)
+
+    def y_of(value: float) -> float:
+        share = (value - figure.low) / (figure.high - figure.low)
+        return top + (height - top - bottom) * (1 - share)
+
+    parts = [
+        ruled(left, width - right, y_of(tick), f"{tick:g}")
+        for tick in ticks(figure.low, figure.high, 5 if named else 4)
+    ]
+    every = -(-figure.count // (10 if named else 6))
+    parts += [
+        written(x_of(place), height - bottom + 14, str(place + 1), "middle")
+        for place in range(0, figure.count, every)
+    ]
+    parts.append(written((left + width - right) / 2, height - 3, figure.axis, "middle"))
+    for series in panel.others:
+        parts.append(element("path", class_="other", d=_way(series, x_of, y_of)))
+    for series in panel.series:
+        parts.append(element("path", class_=_class("line", series), d=_way(series, x_of, y_of)))
+        for place, mark in enumerate(series.marks):
+            if mark:
+                sign = _sign(series.style, x_of(place), y_of(mark.value))
+                parts.append(told("path", mark, class_=_class("mark", series), d=sign))
+    if named:
+        parts += _names_at_ends(panel.series, y_of, width - right + 6, height - bottom)
+    return picture(width, height, _told_ends(figure, panel), parts)
+
+
+def _names_at_ends(series: Sequence[Series], y_of: Axis, x: float, lowest: float) -> list[Markup]:
+    """Return the names of lines beside their last marks, moved apart where they would touch."""
+    ends = [(y_of(_last(one)), one) for one in series if any(one.marks)]
+    ends.sort(key=lambda end: end[0])
+    gap = 12.5
+    places: list[float] = []
+    for y, _ in ends:
+        places.append(max(y, places[-1] + gap) if places else y)
+    for i in reversed(range(len(places))):
+        below = places[i + 1] - gap if i + 1 < len(places) else lowest
+        places[i] = min(places[i], below)
+    return [
+        written(x, y + 4, brief(one.label, 14), "start", "name")
+        for y, (_, one) in zip(places, ends, strict=True)
+    ]
+
+
+def _last(series: Series) -> float:
+    return [mark.value for mark in series.marks if mark][-1]
+
+
+def _told_ends(figure: Lines, panel: LinePanel) -> str:
+    ends = [f"{one.label} {_last(one):.1f}" for one in panel.series if any(one.marks)]
+    title = f"{figure.title}, {panel.title}" if panel.title else figure.title
+    return f"{title}. At the end, %: {', '.join(ends) or 'nothing measured'}."
+
+
+def _way(series: Series, x_of: Axis, y_of: Axis) -> str:
+    """Return the path through the marks, with a gap where one is missing."""
+    way, drawing = "", False
+    for place, mark in enumerate(series.marks):
+        if mark:
+            way += f"{'L' if drawing else 'M'}{x_of(place):.1f} {y_of(mark.value):.1f}"
+        drawing = mark is not None
+    return way
+
+
+def _class(kind: str, series: Series) -> str:
+    return f"{kind} s{series.style % STYLES} d{series.style % STYLES}"
+
+
+def _sign(style: int, x: float, y: float) -> str:
+    """Return the mark of a style as a path: circle, square, triangle, diamond, ..."""
+    r = 3.4
+    signs = [
+        f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0",
+        f"M{x - 3:.1f} {y - 3:.1f}h6v6h-6z",
+        f"M{x:.1f} {y - 4:.1f}l3.8 7h-7.6z",
+        f"M{x:.1f} {y - 4.4:.1f}l4.4 4.4l-4.4 4.4l-4.4 -4.4z",
+        f"M{x:.1f} {y + 4:.1f}l3.8 -7h-7.6z",
+        f"M{x - 4:.1f} {y - 1.3:.1f}h2.7v-2.7h2.6v2.7h2.7v2.6h-2.7v2.7h-2.6v-2.7h-2.7z",
+        f"M{x - 4.4:.1f} {y - 1.8:.1f}h8.8v3.6h-8.8z",
+    ]
+    return signs[(style + style // STYLES) % STYLES]
+
+
+def swatch(style: int) -> Markup:
+    """Draw the sample of a line for the key."""
+    one = Series("", [], style)
+    line = element("path", class_=_class("line", one), d="M1 7H29")
+    mark = element("path", class_=_class("mark", one), d=_sign(style, 15, 7))
+    return element("svg", line, mark, viewBox="0 0 30 14", class_="swatch", aria_hidden="true")
+
+
+def heat(figure: Heat, panel: HeatPanel) -> Markup:
+    """Draw a matrix; its cells have their values written in them where there is space."""
+    count = max(len(one.cells) for one in figure.panels)
+    width = 300.0 if count > 6 else 200.0
+    left, top, bottom = 22.0, 2.0, 16.0
+    side = min((width - left - 2) / count, 40.0)
+    parts = []
+    for i, line in enumerate(panel.cells):
+        y = top + i * side
+        parts.append(written(left - 5, y + side / 2 + 4, str(i + 1), "end"))
+        parts.append(
+            written(left + (i + 0.5) * side, top + count * side + 13, str(i + 1), "middle")
+        )
+        for j, mark in enumerate(line):
+            if mark:
+                share = (mark.value - figure.low) / (figure.high - figure.low)
+                x, colour = left + j * side, shade(share)
+                cell = [element("rect", x=x, y=y, width=side - 1, height=side - 1, fill=colour)]
+                if count <= 12:
+                    place = {
+                        "x": x + side / 2 - 0.5,
+                        "y": y + side / 2 + 3.5,
+                        "class_": f"on-{depth(colour)}",
+                    }
+                    cell.append(element("text", f"{mark.value:.0f}", **place))
+                parts.append(told("g", mark, *cell))
+    known = [mark.value for line in panel.cells for mark in line if mark]
+    words = f"{figure.title}, {panel.title}: from {min(known):.1f} to {max(known):.1f} %."
+    return picture(width, top + count * side + bottom, words, parts)
+
+
+def scale(figure: Heat) -> Markup:
+    """Draw the colours of a heat map, from the lowest value to the highest."""
+    parts = [
+        element("rect", x=40 + 5.0 * i, y=2, width=5.2, height=10, fill=shade(i / 23))
+        for i in range(24)
+    ]
+    ends = [
+        written(35, 11, f"{figure.low:g} %", "end"),
+        written(165, 11, f"{figure.high:g} %", "start"),
+    ]
+    return element("svg", *parts, *ends, viewBox="0 0 210 15", class_="scale", aria_hidden="true")
+
+
+def dots(figure: Dots, panel: DotPanel) -> Markup:
+    """Draw values along an axis; those that would cover each other are put side by side."""
+    width, height, left, right, middle = 280.0, 70.0, 12.0, 12.0, 28.0
+
+    def x_of(value: float) -> float:
+        return left + (width - left - right) * (value - figure.low) / (figure.high - figure.low)
+
+    parts = []
+    for tick in ticks(figure.low, figure.high, 4):
+        kind = "zero" if tick == 0 else "rule"
+        parts.append(element("path", class_=kind, d=f"M{x_of(tick):.1f} 4V52"))
+        parts.append(written(x_of(tick), 65, f"{tick:g}".replace("-", "−"), "middle"))
+    places = swarm([dot.value for dot in panel.dots], figure.low, figure.high)
+    for dot, place in zip(panel.dots, places, strict=True):
+        y = middle + 22 * place
+        parts.append(told("circle", dot, class_="dot", cx=x_of(dot.value), cy=y, r=2.6))
+    if panel.dots:
+        mean = sum(dot.value for dot in panel.dots) / len(panel.dots)
+        parts.append(element("path", class_="mean", d=f"M{x_of(mean):.1f} 2V54"))
+    return picture(width, height, f"{figure.title}, {panel.title}: {panel.note}.", parts)
+
+
+def bars(panel: BarPanel) -> Markup:
+    """Draw bars below each other, each below its name and its amount."""
+    width, step = 320.0, 28.0
+    longest = max((_length(bar) for bar in panel.bars), default=0.0) or 1.0
+    parts = []
+    for number, bar in enumerate(panel.bars):
+        y, x = number * step, 0.0
+        parts.append(written(0, y + 11, short(bar.label, 40), "start", "name"))
+        parts.append(written(width, y + 11, bar.text, "end"))
+        parts.append(element("rect", class_="track", x=0, y=y + 16, width=width, height=7))
+        for place, part in enumerate(bar.parts):
+            length = width * max(part.value, 0.0) / longest
+            if length > 0:
+                box = {"x": x, "y": y + 16, "width": length, "height": 7}
+                parts.append(told("rect", part, class_=f"part p{place}", **box))
+            x += length
+    words = ", ".join(f"{bar.label} {bar.text}" for bar in panel.bars)
+    return picture(width, step * len(panel.bars), f"{panel.title}: {words}.", parts)
+
+
+def _length(bar: Bar) -> float:
+    return sum(max(part.value, 0.0) for part in bar.parts)

@@ -1,0 +1,199 @@
+"""The figures of a page as PNG and SVG files, for papers and slides."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from classgrad.data.files import write_atomic
+from classgrad.report.bar import Move
+from classgrad.report.page.contents import figures
+from classgrad.report.page.drawing import STYLES, short
+from classgrad.report.page.figures import Bars, Dots, Figure, Heat, Lines, swarm
+from classgrad.report.page.shades import ANCHORS, depth, shade
+from classgrad.report.page.summary import Section
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+COLOURS = ["#0b66b0", "#c04a00", "#00795a", "#a23a7d", "#8a6100", "#5a52b5", "#4b5563"]
+MARKS = "os^DvP_"
+DASHES = ["-", "--", ":", "-."]
+LOOK: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text that can be searched and edited
+    "svg.hashsalt": "classgrad",  # the same runs, the same file
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+def draw(sections: Sequence[Section], folder: Path, tell: Move | None = None) -> list[Path]:
+    """Draw every figure of every section into a folder; return the files.
+
+    `tell` is told the share that is done, and what is drawn next.
+    """
+    folder.mkdir(exist_ok=True)
+    found = [
+        (f"{section.number}-{number}-{figure.kind}", figure)
+        for section in sections
+        for number, figure in enumerate(figures(section), 1)
+    ]
+    files = []
+    for number, (name, figure) in enumerate(found):
+        if tell:
+            tell(number / len(found), figure.kind)
+        files += [folder / f"{name}.png", folder / f"{name}.svg"]
+        _save(figure, files[-2:])
+    return files
+
+
+def _save(figure: Figure, files: Sequence[Path]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with pyplot.rc_context(LOOK), warnings.catch_warnings():
+        # Names may have letters that the font lacks, or be longer than there is space.
+        warnings.simplefilter("ignore", UserWarning)
+        canvas = _canvas(figure)
+        canvas.draw_without_rendering()
+        canvas.set_layout_engine("none")  # once is enough for both files
+        for file in files:
+            _write(canvas, file)
+        pyplot.close(canvas)
+
+
+def _write(canvas: "Canvas", file: Path) -> None:
+    kind = file.suffix[1:]
+    about = {"Date": None} if kind == "svg" else {}
+    write_atomic(file, lambda part: canvas.savefig(part, format=kind, dpi=150, metadata=about))
+
+
+def _canvas(figure: Figure) -> "Canvas":
+    from matplotlib import pyplot
+
+    panels = figure.panels
+    columns = min(len(panels), 2 if isinstance(figure, Bars) else 4)
+    lines = -(-len(panels) // columns)
+    width, height = _size(figure)
+    canvas, axes = pyplot.subplots(
+        lines,
+        columns,
+        figsize=(width * columns, height * lines + 0.5),
+        squeeze=False,
+        layout="constrained",
+    )
+    for unused in axes.flat[len(panels) :]:
+        unused.set_axis_off()
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        _panel(figure, axis, panel)
+        axis.set_title(_plain(panel.title), fontsize=9, loc="left")
+        axis.tick_params(labelsize=8)
+    canvas.suptitle(_plain(figure.title), fontsize=11)
+    return canvas
+
+
+def _size(figure: Figure) -> tuple[float, float]:
+    if isinstance(figure, Bars):
+        return 5.0, 1.0 + 0.25 * len(figure.panels[0].bars)
+    if isinstance(figure, Lines):
+        return (7.0, 4.0) if len(figure.panels) == 1 else (3.2, 2.4)
+    return (3.2, 3.0) if isinstance(figure, Heat) else (3.2, 1.6)
+
+
+def _panel(figure: Figure, axis: Any, panel: Any) -> None:
+    if isinstance(figure, Lines):
+        _lines(figure, axis, panel)
+    elif isinstance(figure, Heat):
+        _heat(figure, axis, panel)
+    elif isinstance(figure, Dots):
+        _dots(figure, axis, panel)
+    else:
+        _bars(axis, panel)
+
+
+def _lines(figure: Lines, axis: Any, panel: Any) -> None:
+    for series in panel.others:
+        axis.plot(*_places(series.marks), color="0.85", linewidth=0.8)
+    for series in panel.series:
+        style = series.style % STYLES
+        axis.plot(
+            *_places(series.marks),
+            color=COLOURS[style],
+            marker=MARKS[(series.style + series.style // STYLES) % STYLES],
+            linestyle=DASHES[series.style % len(DASHES)],
+            markersize=4,
+            label=_plain(series.label),
+        )
+    axis.set_xlim(0.5, figure.count + 0.5)
+    axis.set_ylim(figure.low, figure.high)
+    axis.set_xlabel(figure.axis, fontsize=8)
+    axis.grid(axis="y", color="0.9")
+    if len(panel.series) > 1:
+        axis.legend(fontsize=7, loc="best")
+
+
+def _places(marks: Sequence[Any]) -> tuple[list[int], list[float]]:
+    values = [float("nan") if mark is None else mark.value for mark in marks]
+    return list(range(1, len(marks) + 1)), values
+
+
+def _heat(figure: Heat, axis: Any, panel: Any) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    count = len(panel.cells)
+    values = [
+        [float("nan") if mark is None else mark.value for mark in line]
+        + [float("nan")] * (count - len(line))
+        for line in panel.cells
+    ]
+    colours = LinearSegmentedColormap.from_list("sand", [[v / 255 for v in c] for c in ANCHORS])
+    axis.imshow(values, vmin=figure.low, vmax=figure.high, cmap=colours)
+    axis.spines[:].set_visible(False)
+    ticks = range(0, count, -(-count // 10))
+    axis.set_xticks(ticks, [str(tick + 1) for tick in ticks])
+    axis.set_yticks(ticks, [str(tick + 1) for tick in ticks])
+    for i, line in enumerate(panel.cells):
+        for j, mark in enumerate(line):
+            if mark is not None and count <= 12:
+                share = (mark.value - figure.low) / (figure.high - figure.low)
+                ink = "white" if depth(shade(share)) == "dark" else "black"
+                axis.text(
+                    j, i, f"{mark.value:.0f}", ha="center", va="center", fontsize=7, color=ink
+                )
+
+
+def _dots(figure: Dots, axis: Any, panel: Any) -> None:
+    values = [dot.value for dot in panel.dots]
+    axis.scatter(values, swarm(values, figure.low, figure.high), s=9, alpha=0.6, color=COLOURS[0])
+    axis.set_xlim(figure.low, figure.high)
+    axis.set_ylim(-1.2, 1.2)
+    axis.set_yticks([])
+    axis.set_xlabel(figure.axis, fontsize=8)
+
+
+def _bars(axis: Any, panel: Any) -> None:
+    names = [short(_plain(bar.label), 30) for bar in panel.bars]
+    places = range(len(names))
+    starts = [0.0] * len(names)
+    for number in range(max(len(bar.parts) for bar in panel.bars)):
+        lengths = [max(bar.parts[number].value, 0.0) for bar in panel.bars]
+        face = [COLOURS[0], "black", "white"][number]
+        label = panel.parts[number] if panel.parts else None
+        axis.barh(places, lengths, left=starts, color=face, edgecolor=COLOURS[0], label=label)
+        starts = [start + length for start, length in zip(starts, lengths, strict=True)]
+    for place, bar in zip(places, panel.bars, strict=True):
+        axis.text(starts[place], place, f" {bar.text}", va="center", fontsize=7)
+    axis.set_yticks(places, names)
+    axis.invert_yaxis()
+    axis.set_xlim(0, 1.3 * max(max(starts), 1e-9))
+    axis.set_xticks([])
+    axis.tick_params(length=0)
+    if panel.parts:
+        axis.legend(fontsize=7)
+
+
+def _plain(text: str) -> str:
+    """Return text that matplotlib does not take for mathematics."""
+    return text.replace("$", r"\$")

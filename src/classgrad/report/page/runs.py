@@ -1,0 +1,92 @@
+"""Every run of a page: the command that repeats it, its settings, and notes on its data."""
+
+import json
+import shlex
+from typing import Any
+
+from classgrad.errors import UserError
+from classgrad.report.page.markup import Markup, badge, element
+from classgrad.report.page.summary import Row, Section
+from classgrad.report.page.words import duration
+from classgrad.runs.record import RunRecord
+from classgrad.runs.spec import Plan, make_plan
+
+PARTS = ("method", "training", "network_options", "benchmark_options")
+
+
+def run_list(section: Section) -> Markup:
+    """Return the runs of a section, each folded."""
+    items = [_run(row, run) for row in section.rows for run in row.runs]
+    return element("div", *items, class_="runs", data_stream=section.key)
+
+
+def _run(row: Row, run: RunRecord) -> Markup:
+    ended = [] if run.complete else [badge(state_of(run))]
+    pairs: list[tuple[str, str]] = []
+    command = command_of(run)
+    if command:
+        pairs.append(("command", command))
+    pairs += [
+        ("recipe, network", f"{run.recipe}, {run.network}, {run.parameters:,} parameters"),
+        *((part.replace("_", " "), _settings(getattr(run, part))) for part in PARTS),
+        ("data", "; ".join(run.data_notes)),
+        ("device", _device(run)),
+        ("time", duration(run.seconds.total)),
+        ("versions", ", ".join(f"{name} {number}" for name, number in run.versions.items())),
+    ]
+    listed = [
+        element("div", element("dt", name), element("dd", element("code", text)))
+        for name, text in pairs
+        if text
+    ]
+    title = element("summary", f"{row.label}, seed {run.seed}", *ended)
+    return element("details", title, element("dl", *listed))
+
+
+def state_of(run: RunRecord) -> str:
+    """Say how far a run got that did not end."""
+    return f"incomplete: {len(run.accuracy_matrix)} of {len(run.tasks)} tasks"
+
+
+def _device(run: RunRecord) -> str:
+    return f"{run.device}, {run.processes} processes" if run.processes > 1 else run.device
+
+
+def _settings(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items())
+
+
+def command_of(record: RunRecord) -> str | None:
+    """Return the command that repeats a run; None where no command does.
+
+    That is so for streams, methods and recipes of one's own.
+    """
+    try:
+        usual = _plan(record, {}).as_dict()
+        values = {
+            name: value
+            for part in PARTS
+            for name, value in getattr(record, part).items()
+            if value != usual[part].get(name)
+        }
+        plan = _plan(record, values)
+    except UserError:
+        return None
+    if not record.is_of(plan.as_dict()):
+        return None
+    words = ["classgrad", "run", record.benchmark, "--method", record.method_name]
+    words += ["--network", record.network, "--recipe", record.recipe, "--seed", str(record.seed)]
+    for name, value in values.items():
+        words += ["--set", f"{name}={json.dumps(value)}"]
+    return shlex.join(words)
+
+
+def _plan(record: RunRecord, values: dict[str, Any]) -> Plan:
+    return make_plan(
+        record.benchmark,
+        record.method_name,
+        network=record.network,
+        recipe=record.recipe,
+        seed=record.seed,
+        values=values,
+    )

@@ -1,0 +1,194 @@
+"""What a page says of records: a section for each benchmark, a row for each method in it."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from classgrad.errors import UserError, shown, unknown
+from classgrad.report.grouping import grouped, key_of, label
+from classgrad.report.page.published import Paper, papers, printed_lines
+from classgrad.report.statistics import Spread, spread
+from classgrad.runs.record import Matrix, RunRecord
+
+HUGE = 1e9  # beyond any accuracy, and any number of seconds
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ in the seed only.
+
+    Figures are of the runs that ended; of all of them, as far as they got, if none did.
+    """
+
+    label: str
+    runs: list[RunRecord]  # every run
+    counted: list[RunRecord]  # those that the figures are of
+    papers: list[Paper]
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether the figures are of runs that ended."""
+        return all(run.complete for run in self.counted)
+
+    @property
+    def left_out(self) -> int:
+        """Number of runs that did not end and do not count."""
+        return len(self.runs) - len(self.counted)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seeds of the runs that count."""
+        return [run.seed for run in self.counted]
+
+    @property
+    def learnt(self) -> int:
+        """Number of tasks that every run has learnt."""
+        return min(len(run.accuracy_matrix) for run in self.counted)
+
+    def of(self, name: str) -> Spread | None:
+        """Return mean and deviation of a figure of the records."""
+        return spread(getattr(run, name) for run in self.counted)
+
+    @property
+    def accuracy(self) -> Spread | None:
+        """ACC."""
+        return self.of("average_accuracy")
+
+    @property
+    def seconds(self) -> float:
+        """Mean time of a run."""
+        return statistics.fmean(run.seconds.total for run in self.counted)
+
+    @property
+    def memory(self) -> float:
+        """Mean memory of a run, in bytes."""
+        return statistics.fmean(run.memory_bytes for run in self.counted)
+
+    def cell(self, after: int, task: int) -> Spread | None:
+        """Return the accuracy on a task after another, where every run has measured it."""
+        return spread(_entry(run.accuracy_matrix, after, task) for run in self.counted)
+
+    def average(self, after: int) -> Spread | None:
+        """Return the mean accuracy over the tasks learnt so far, after one of them."""
+        return spread(_average(run.accuracy_matrix, after) for run in self.counted)
+
+
+@dataclass(frozen=True)
+class Section:
+    """What is to be said of one benchmark with its options."""
+
+    number: int  # from 1, in the order of the page
+    key: str  # of the benchmark and its options, whatever else is on the page
+    title: str
+    rows: list[Row]  # best accuracy first
+    reference: Row
+    tasks: list[str] = field(default_factory=list)
+
+    @property
+    def places(self) -> range:
+        """Numbers of the tasks, from 0."""
+        return range(len(self.tasks))
+
+    def difference(self, row: Row) -> Spread | None:
+        """Return a row's accuracy less the reference's, over the seeds both have, at the end."""
+        if not row.complete or not self.reference.complete:
+            return None
+        own, other = _by_seed(row), _by_seed(self.reference)
+        return spread(own[seed] - other[seed] for seed in own if seed in other)
+
+
+def sections(records: Sequence[RunRecord], against: str | None = None) -> list[Section]:
+    """Sort records into sections and rows; `against` is the label of the reference row."""
+    for record in records:
+        refuse_huge(record)
+    streams: dict[str, list[RunRecord]] = {}
+    for record in records:
+        key = key_of(record.benchmark, record.benchmark_options)
+        streams.setdefault(key, []).append(record)
+    titles = _titles([group[0] for group in streams.values()])
+    found = [
+        _section(number, key, title, group, against)
+        for number, (title, (key, group)) in enumerate(zip(titles, streams.items(), strict=True), 1)
+    ]
+    labels = [row.label for section in found for row in section.rows]
+    if against is not None and against not in labels:
+        raise unknown("row to compare with", against, labels)
+    return found
+
+
+def refuse_huge(record: RunRecord) -> None:
+    """Refuse figures that no run can have, and no axis."""
+    settings = {"method", "training", "network_options", "benchmark_options"}
+    numbers = _numbers(record.model_dump(exclude=settings))
+    largest = max(numbers, key=abs, default=0.0)
+    if abs(largest) > HUGE:
+        raise UserError(
+            f"a run of {shown(record.method_name)} with seed {shown(record.seed)} has a figure of "
+            f"{largest:g}, which cannot be: leave it out"
+        )
+
+
+def _numbers(value: object) -> Iterator[float]:
+    """Return all numbers with a point in a record."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(part)
+
+
+def _section(
+    number: int, key: str, title: str, records: list[RunRecord], against: str | None
+) -> Section:
+    groups = [_once(group) for group in grouped(records)]
+    firsts = [group[0] for group in groups]
+    printed = printed_lines(firsts)
+    rows = []
+    for group, lines in zip(groups, printed, strict=True):
+        counted = [run for run in group if run.complete] or group
+        rows.append(Row(label(group[0], firsts), group, counted, papers(counted, lines)))
+    rows.sort(key=lambda row: (not row.complete, -row.accuracy.mean if row.accuracy else 0.0))
+    reference = next((row for row in rows if row.label == against), rows[0])
+    longest = max((record.tasks for record in records), key=len)
+    return Section(number, key, title, rows, reference, longest)
+
+
+def _titles(records: Sequence[RunRecord]) -> list[str]:
+    """Name streams by the benchmark, and by the options that tell those of one name apart."""
+    titles = []
+    for record in records:
+        own = record.benchmark_options
+        alike = [r.benchmark_options for r in records if r.benchmark == record.benchmark]
+        differ = [key for key in own if any(other.get(key) != own[key] for other in alike)]
+        titles.append(
+            ", ".join([record.benchmark, *(f"{key}={_word(own[key])}" for key in differ)])
+        )
+    return titles
+
+
+def _word(value: object) -> str:
+    return "none" if value is None else str(value)
+
+
+def _once(records: list[RunRecord]) -> list[RunRecord]:
+    """Return one run for each seed, one that ended if there is one, in the order of seeds."""
+    runs: dict[int, RunRecord] = {}
+    for record in records:
+        if record.seed not in runs or (record.complete and not runs[record.seed].complete):
+            runs[record.seed] = record
+    return [runs[seed] for seed in sorted(runs)]
+
+
+def _by_seed(row: Row) -> dict[int, float]:
+    return {
+        run.seed: run.average_accuracy for run in row.counted if run.average_accuracy is not None
+    }
+
+
+def _entry(matrix: Matrix, after: int, task: int) -> float | None:
+    return matrix[after][task] if after < len(matrix) and task < len(matrix[after]) else None
+
+
+def _average(matrix: Matrix, after: int) -> float | None:
+    found = spread(_entry(matrix, after, task) for task in range(after + 1))
+    return found.mean if found else None

@@ -1,0 +1,1 @@
+"""Whole runs: their plans, recipes and records."""

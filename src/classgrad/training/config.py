@@ -1,0 +1,71 @@
+"""How a task is trained: the settings, and the optimiser and schedule they ask for."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from classgrad.settings import Settings
+from classgrad.training.schedules import Constant, Cosine, Plateau, Schedule
+
+
+class Training(Settings):
+    """How a task is trained, whatever the method."""
+
+    kind = "training setting"
+
+    epochs: int = Field(default=10, ge=1, description="epochs per task, at most")
+    batch_size: int = Field(default=64, ge=1, description="samples per step")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        default="sgd", description="how weights move"
+    )
+    learning_rate: float = Field(default=0.05, gt=0, description="rate at the start of every task")
+    momentum: float = Field(
+        default=0.0, ge=0, lt=1, description="momentum of sgd, anew in every task"
+    )
+    nesterov: bool = Field(default=False, description="Nesterov's form of momentum")
+    weight_decay: float = Field(default=0.0, ge=0, description="pull of the weights to zero")
+    schedule: Literal["plateau", "cosine", "constant"] = Field(
+        default="cosine", description="plateau divides the rate when validation stops improving"
+    )
+    warmup: int = Field(default=0, ge=0, description="cosine: steps to reach the rate")
+    lr_min: float = Field(default=1e-5, ge=0, description="plateau: stop below this rate")
+    factor: float = Field(default=2.0, gt=1, description="plateau: what the rate is divided by")
+    patience: int = Field(
+        default=6, ge=1, description="plateau: epochs without improvement before that"
+    )
+    compile: bool = Field(
+        default=False, description="compile the network in every task; rarely faster on a CPU"
+    )
+    task_free: Literal["every", "end"] = Field(
+        default="every",
+        description="when to measure without task identity: after every task, or at the end",
+    )
+
+    def schedule_for(self, steps: int) -> Schedule:
+        """Return the schedule of a task that lasts at most `steps` steps."""
+        if self.schedule == "plateau":
+            return Plateau(
+                self.learning_rate, lowest=self.lr_min, factor=self.factor, patience=self.patience
+            )
+        if self.schedule == "cosine":
+            return Cosine(self.learning_rate, steps=steps, warmup=self.warmup)
+        return Constant(self.learning_rate)
+
+    def optimizer_for(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return a new optimiser."""
+        rate, decay = self.learning_rate, self.weight_decay
+        if self.optimizer == "adam":
+            return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
+        if self.optimizer == "adamw":
+            return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
+        nesterov = self.nesterov and self.momentum > 0
+        return torch.optim.SGD(
+            parameters,
+            lr=rate,
+            momentum=self.momentum,
+            weight_decay=decay,
+            nesterov=nesterov,
+            fused=True,  # one pass over memory instead of three
+        )

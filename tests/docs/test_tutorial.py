@@ -1,0 +1,39 @@
+"""What the tutorial shows is part of an example that runs, and every page is found."""
+
+import re
+from pathlib import Path
+from textwrap import dedent, indent
+
+ROOT = Path(__file__).parents[2]
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+PAGES = [
+    ROOT / "docs" / f"{name}.md" for name in ("tutorial", "state", "which-method", "guarantee")
+]
+
+
+def test_every_block_of_python_is_part_of_an_example():
+    examples = [path.read_text() for path in ROOT.glob("examples/*.py")]
+    blocks = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
+    assert len(blocks) > 4
+    for block in blocks:
+        assert block == dedent(block)
+        assert any(indent(block, "    ") in example for example in examples), block
+
+
+def test_every_example_of_a_learner_is_in_the_tutorial():
+    for path in ROOT.glob("examples/*.py"):
+        if "Learner" in path.read_text():
+            assert f"(../examples/{path.name})" in TUTORIAL
+
+
+def test_links_of_the_pages_lead_somewhere():
+    for page in [*PAGES, ROOT / "README.md"]:
+        for link in re.findall(r"\]\(([^)#\s]*)(?:#[\w-]*)?\)", page.read_text()):
+            if link and not link.startswith("http"):
+                assert (page.parent / link).exists(), (page.name, link)
+
+
+def test_the_readme_names_the_pages():
+    readme = (ROOT / "README.md").read_text()
+    for page in PAGES:
+        assert f"(docs/{page.name})" in readme

@@ -1,0 +1,378 @@
+"""A learner learns, predicts, forgets, and is the same after it was saved and loaded."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from classgrad import CGP, GPM, Finetune, Learner, Training
+from classgrad.checkpoints import Keeper
+from classgrad.errors import UserError
+from classgrad.training.loop import LossNotFinite
+from oracles.models import built
+
+QUICK = Training(epochs=12, batch_size=16, learning_rate=0.1)
+
+
+def points(task, per_class=20, classes=2, size=6):
+    """Return clouds of points around centres of their own, and labels."""
+    chance = torch.Generator().manual_seed(task)
+    centres = 3 * torch.randn(classes, size, generator=chance)
+    labels = torch.arange(classes).repeat(per_class)
+    return centres[labels] + 0.3 * torch.randn(len(labels), size, generator=chance), labels
+
+
+def trunk(size=6):
+    return built(
+        lambda: nn.Sequential(nn.Linear(size, 40), nn.ReLU(), nn.Linear(40, 20), nn.ReLU())
+    ).float()
+
+
+def small(**values):
+    values = {"training": QUICK, **values}
+    return Learner(trunk(), CGP(contrast=0, energy=0.99), **values)
+
+
+@pytest.fixture(scope="module")
+def learner():
+    found = small()
+    for task in range(3):
+        found.learn(f"task {task}", points(task), classes=[f"{task}a", f"{task}b"])
+    return found
+
+
+def named(predictions):
+    return [(one.name, one.task) for one in predictions]
+
+
+def same_state(first, second):
+    from classgrad.learner.state import taken
+
+    one, two = taken(first), taken(second)
+    for state in (one, two):
+        for task in state["tasks"]:
+            del task["when"], task["seconds"]
+    return equal(one, two)
+
+
+def equal(first, second):
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(equal(first[k], second[k]) for k in first)
+    if isinstance(first, list):
+        return len(first) == len(second) and all(map(equal, first, second))
+    return first == second
+
+
+@pytest.mark.parametrize("by", ["confidence", "prototypes"])
+def test_old_and_new_classes_are_told_apart_with_and_without_the_task(learner, by):
+    for task in range(3):
+        x, y = points(task)
+        wanted = [(f"{task}{'ab'[label]}", f"task {task}") for label in y]
+        assert named(learner.predict(x, task=f"task {task}", by=by)) == wanted
+        found = named(learner.predict(x, by=by))
+        least = {"confidence": 0.5, "prototypes": 0.9}[by]
+        assert sum(map(tuple.__eq__, found, wanted)) >= least * len(wanted)
+
+
+def test_a_prediction_ranks_all_classes_by_probability(learner):
+    one = learner.predict(points(0)[0][0])[0]
+    assert len(one.ranking) == 6
+    values = [guess.probability for guess in one.ranking]
+    assert values == sorted(values, reverse=True)
+    assert (one.name, one.task, one.probability) == (
+        one.ranking[0].name,
+        one.ranking[0].task,
+        values[0],
+    )
+    given = learner.predict(points(0)[0][0], task="task 0")[0]
+    assert sum(guess.probability for guess in given.ranking) == pytest.approx(1)
+
+
+def test_an_image_alone_is_predicted_as_among_others_to_the_bit(learner):
+    x = points(1)[0]
+    together = learner.predict(x)
+    assert [learner.predict(x[i])[0] for i in range(len(x))] == together
+    assert named(learner.predict(x, batch_size=7)) == named(together)
+
+
+def test_saved_and_loaded_it_is_the_same_and_learns_on_the_same(tmp_path, learner):
+    learner.save(tmp_path / "state")
+    again = Learner.load(tmp_path / "state", trunk=trunk())
+    assert same_state(learner, again)
+    assert again.predict(points(0)[0]) == learner.predict(points(0)[0])
+    straight = small()
+    for task in range(4):
+        straight.learn(f"task {task}", points(task), classes=[f"{task}a", f"{task}b"])
+    again.learn("task 3", points(3), classes=["3a", "3b"])
+    assert same_state(straight, again)
+
+
+def test_a_task_that_was_cut_short_goes_on_to_the_same_bits(tmp_path, monkeypatch):
+    straight, broken = small(), small()
+    straight.learn("one", points(1))
+    straight.learn("two", points(2))
+    broken.learn("one", points(1), keep_in=tmp_path)
+    before = broken.predict(points(1)[0])
+
+    class Cut(Exception):
+        pass
+
+    def observer(progress):
+        if progress.step == 9:
+            raise Cut
+
+    keeper = Keeper(tmp_path / "learning", steps=4)
+    with pytest.raises(Cut):
+        broken.learn("two", points(2), keep_in=tmp_path, keeper=keeper, observer=observer)
+    assert broken.predict(points(1)[0]) == before
+    assert [task.name for task in broken.tasks] == ["one"]
+    again = Learner.load(tmp_path, trunk=trunk())
+    assert [task.name for task in again.tasks] == ["one"]
+    with pytest.raises(UserError, match="'two' was cut short with another data"):
+        again.learn("two", points(3), keep_in=tmp_path)
+    steps = []
+    again.learn("two", points(2), keep_in=tmp_path, observer=lambda p: steps.append(p.step))
+    assert steps[0] == 9  # the state was of after eight steps
+    assert same_state(straight, again)
+    assert same_state(straight, Learner.load(tmp_path, trunk=trunk()))
+    assert not (tmp_path / "learning" / "checkpoints").exists()
+
+
+def test_a_task_that_fails_leaves_the_learner_as_it_was():
+    learner = small()
+    x, y = points(1)
+    with pytest.raises(LossNotFinite):
+        learner.learn("bad", (x * torch.inf, y))
+    assert not learner.tasks
+    learner.learn("good", (x, y))
+    straight = small()
+    straight.learn("good", (x, y))
+    assert same_state(learner, straight)
+
+
+def test_two_learners_on_one_state_do_not_overwrite_each_other(tmp_path):
+    first = small()
+    first.learn("one", points(1), keep_in=tmp_path)
+    second = Learner.load(tmp_path, trunk=trunk())
+    second.learn("two", points(2), keep_in=tmp_path)
+    with pytest.raises(UserError, match="has learnt more since"):
+        first.save(tmp_path)
+    with pytest.raises(UserError, match="has learnt more since"):
+        first.learn("three", points(3), keep_in=tmp_path)
+    assert [task.name for task in Learner.load(tmp_path, trunk=trunk()).tasks] == ["one", "two"]
+
+
+def test_a_class_is_forgotten(learner, tmp_path):
+    learner.save(tmp_path)
+    one = Learner.load(tmp_path, trunk=trunk())
+    x = points(0)[0][:1]  # of class 0a
+    others = [guess for guess in one.predict(points(1)[0])[0].ranking if guess.task == "task 1"]
+    assert set(one.forget_class("task 0", "0a").values()) == {0}
+    for by in ("confidence", "prototypes"):
+        assert "0a" not in {guess.name for guess in one.predict(x, by=by)[0].ranking}
+    after = [guess for guess in one.predict(points(1)[0])[0].ranking if guess.task == "task 1"]
+    assert after == others
+    with pytest.raises(UserError, match="0a"):
+        one.forget_class("task 0", "0a")
+    one.forget_class("task 0", "0b")
+    assert {guess.task for guess in one.predict(x)[0].ranking} == {"task 1", "task 2"}
+    one.save(tmp_path)
+    assert Learner.load(tmp_path, trunk=trunk()).tasks[0].forgotten == ["0a", "0b"]
+
+
+def test_room_is_forecast_from_what_the_last_tasks_took(learner):
+    ranks = {room.name: room.rank for room in learner.method.room()}
+    for layer in learner.room():
+        assert layer.rank == ranks[layer.name]
+        series = [task.ranks[layer.name] for task in learner.tasks]
+        taken = series[-1] - series[0]
+        expected = (layer.dimension - layer.rank) * 4 // taken if taken else None
+        assert layer.classes_left == expected
+
+
+def test_labels_may_be_names_and_data_a_dataset():
+    x, y = points(1)
+    learner = small()
+    names = [["crow", "wren"][label] for label in y]
+    learner.learn("birds", list(zip(x, names, strict=True)))
+    assert learner.predict(x[:2])[0].name == "crow"
+    assert learner.tasks[0].samples == [18, 18]
+    assert learner.tasks[0].accuracy == 100
+
+
+def test_validation_data_can_be_given():
+    learner = small()
+    learner.learn("one", points(1), valid=points(1))
+    assert learner.tasks[0].samples == [20, 20]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Learner(), "one of both"),
+        (lambda: Learner(trunk(), network="mlp"), "one of both"),
+        (lambda: Learner(network="lenet9"), "lenet9"),
+        (lambda: small().predict(points(1)[0]), "nothing was learnt yet"),
+        (lambda: small().learn("one", (points(1)[0], points(1)[1].float())), "whole number"),
+        (lambda: small().learn("one", []), "empty"),
+        (lambda: small().learn("one", 3), "not understood"),
+        (lambda: small().learn("one", points(1), classes=["x", "x"]), "two classes"),
+        (lambda: small().learn("one", points(1), classes=["x"]), "outside 0..0"),
+        (lambda: small().learn("one", (points(1)[0][:, :5], points(1)[1])), "takes no inputs"),
+        (lambda: Learner.load("nowhere"), "holds no learner"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(call, message):
+    with pytest.raises(UserError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_wrong_calls_of_a_learner_that_has_learnt_are_told(learner):
+    x, y = points(1)
+    for call, message in [
+        (lambda: learner.predict(x, task="task 9"), "task 9"),
+        (lambda: learner.predict(x, by="magic"), "magic"),
+        (lambda: learner.predict(x[:, :4]), "shape"),
+        (lambda: learner.forget_class("task 0", "crow"), "crow"),
+        (lambda: learner.learn("task 0", (x, y)), "learnt before"),
+        (lambda: learner.learn("other", (x[:, :4], y)), "shape"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            call()
+
+
+def test_another_trunk_or_method_than_that_of_the_state_is_refused(learner, tmp_path):
+    learner.save(tmp_path)
+    with pytest.raises(UserError, match="trunk=") as error:
+        Learner.load(tmp_path)
+    wider = built(lambda: nn.Sequential(nn.Linear(6, 41), nn.ReLU(), nn.Linear(41, 20), nn.ReLU()))
+    with pytest.raises(UserError, match=r"'trunk\.0\.weight' is of shape"):
+        Learner.load(tmp_path, trunk=wider)
+    deeper = built(lambda: nn.Sequential(*trunk(), nn.Linear(20, 20)))
+    with pytest.raises(UserError, match=r"trunk\.4"):
+        Learner.load(tmp_path, trunk=deeper)
+    with pytest.raises(UserError, match="learns by cgp, not by gpm"):
+        Learner.load(tmp_path, trunk=trunk(), method=GPM())
+    assert "\n" not in str(error.value)
+
+
+def test_norms_and_dropout_of_a_trunk_become_those_of_a_stream():
+    own = built(
+        lambda: nn.Sequential(
+            nn.Linear(6, 30), nn.BatchNorm1d(30), nn.Dropout(0.1), nn.ReLU(), nn.Linear(30, 20)
+        )
+    )
+    own[1].running_mean.fill_(0.5)
+    learner = Learner(own, GPM(), training=QUICK)
+    state = torch.random.get_rng_state()
+    for task in range(2):
+        learner.learn(str(task), points(task))
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert isinstance(own[1], nn.BatchNorm1d)  # the given one stays as it was
+    x, y = points(0)
+    assert [int(one.name) for one in learner.predict(x, task="0")] == y.tolist()
+
+
+def test_the_state_holds_no_training_image(learner, tmp_path):
+    learner.save(tmp_path)
+    from safetensors.torch import load_file
+
+    (path,) = sorted(tmp_path.rglob("tensors.safetensors"))[-1:]
+    for values in load_file(path).values():
+        flat = values.double().reshape(-1, values.shape[-1]) if values.dim() else values[None, None]
+        if flat.shape[1] == 6:
+            for task in range(3):
+                x = nn.functional.normalize(points(task)[0].double(), dim=1)
+                cosines = nn.functional.normalize(flat.double(), dim=1) @ x.T
+                assert cosines.max() < 1 - 1e-6
+    assert "image" not in json.dumps([task.samples for task in learner.tasks])
+
+
+def test_a_class_of_one_image_is_warned_of_and_prototypes_can_be_left_out(tmp_path):
+    x, y = points(1)
+    few = (torch.cat([x[::2], x[1:2]]), torch.cat([y[::2], y[1:2]]))
+    with pytest.warns(UserWarning, match="class '1' of task 'one' has one image"):
+        small().learn("one", few)
+    with pytest.raises(UserError, match="similarity=1"):
+        small(prototypes=False)
+    plain = Learner(trunk(), CGP(contrast=0, similarity=1), training=QUICK, prototypes=False)
+    plain.learn("one", few)
+    plain.learn("two", points(2))
+    plain.save(tmp_path)
+    again = Learner.load(tmp_path, trunk=trunk())
+    assert named(again.predict(points(2)[0][:2], task="two")) == [("0", "two"), ("1", "two")]
+    with pytest.raises(UserError, match="keeps no prototypes"):
+        again.predict(x, by="prototypes")
+    from safetensors.torch import load_file
+
+    (path,) = sorted(tmp_path.rglob("tensors.safetensors"))[-1:]
+    one = x[1] / x[1].norm()
+    for values in load_file(path).values():
+        if values.dim() == 2 and values.shape[1] == 6:
+            assert (nn.functional.normalize(values.float(), dim=1) @ one).max() < 1 - 1e-4
+
+
+def test_methods_that_keep_samples_are_refused():
+    from classgrad import ER, Multitask
+
+    for method in (ER(), Multitask()):
+        with pytest.raises(UserError, match="keeps samples or needs all tasks"):
+            Learner(trunk(), method)
+
+
+def test_finetuning_forgets_what_cgp_keeps(learner):
+    plain = Learner(trunk(), Finetune(), training=QUICK)
+    for task in range(3):
+        plain.learn(f"task {task}", points(task), classes=[f"{task}a", f"{task}b"])
+    x = points(0)[0]
+
+    def moved(one):
+        now = one.net.eval()(x, 0)
+        fresh = Learner(trunk(), one.method, training=QUICK)
+        fresh.learn("task 0", points(0), classes=["0a", "0b"])
+        return ((now - fresh.net.eval()(x, 0)).norm() / now.norm()).item()
+
+    assert moved(learner) < 0.25 * moved(plain)
+
+
+def test_a_state_whose_parts_do_not_fit_is_refused_in_one_line(learner):
+    from classgrad.checkpoints.errors import understood
+    from classgrad.learner.state import put_back, taken
+
+    for name, value in (
+        ("input_shape", [0]),
+        ("prototypes", []),
+        ("tasks", [{"name": "one"}]),
+        ("tasks", [{**taken(learner)["tasks"][0], "sharpness": {}}]),
+        ("tasks", [{**task, "ranks": {}} for task in taken(learner)["tasks"]]),
+    ):
+        with pytest.raises(UserError, match="does not fit") as error, understood("it"):
+            put_back(small(), {**taken(learner), name: value})
+        assert str(error.value).isprintable()
+
+
+def test_with_less_precision_steps_still_stay_out_of_the_bases():
+    learner, exact = small(precision="bfloat16"), small()
+    for one in (learner, exact):
+        one.learn("one", points(1))
+    seen = []
+    hook = learner.net.trunk[0].register_forward_hook(lambda _m, _a, out: seen.append(out.dtype))
+    before = {name: value.clone() for name, value in learner.net.state_dict().items()}
+    bases = {name: space.basis for name, space in learner.method.subspaces.items()}
+    learner.learn("two", points(2))
+    hook.remove()
+    assert set(seen) == {torch.bfloat16}
+    assert learner.net.trunk[0].weight.dtype == torch.float32
+    for name, basis in bases.items():
+        key = f"trunk.{name}.weight"
+        moved = (learner.net.state_dict()[key] - before[key]).double()
+        assert moved.norm() > 1e-3
+        assert (moved @ basis).norm() < 1e-5 * moved.norm()
+    x = points(1)[0]
+    assert not torch.equal(learner.net(x, 0), exact.net(x, 0))
+    with pytest.raises(UserError, match="int4"):
+        small(precision="int4")

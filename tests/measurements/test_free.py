@@ -1,0 +1,79 @@
+"""The study of what bases leave free after one task."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from benchmarks import free
+from classgrad.experiments import spec as experiments
+from classgrad.runs.record import RunRecord
+from classgrad.runs.run import Run
+from classgrad.runs.spec import make_plan
+from streams import blobs
+
+ROOT = Path(__file__).parents[2]
+FOUND = json.loads((ROOT / "results" / "free.json").read_text())
+
+
+def test_its_bases_are_those_of_the_runs():
+    experiment = experiments.load("room")
+    paths = (ROOT / "results" / "paper").glob("*/record.json")
+    records = experiment.records([RunRecord.load(path) for path in paths], "fast")
+    compared = 0
+    for line in FOUND["lines"]:
+        for record in (one for one in records[line["label"]] if one.seed == FOUND["seed"]):
+            first = {layer.name: layer.ranks[0] for layer in record.layers}
+            assert {layer["name"]: layer["rank"] for layer in line["layers"]} == first
+            assert record.accuracy_matrix[0][0] == FOUND["accuracy"]
+            compared += 1
+    assert compared >= 3
+
+
+def test_energy_is_that_of_the_inputs_of_each_layer():
+    stream = blobs(tasks=1, classes=2, shape=(1, 4, 4), per_class=50)
+    net = Run(make_plan(stream, "finetune", network="mlp", values={"width": 8}), stream).net
+    task, split = stream[0], stream[0].train
+    inputs = {}
+    layers = {name: m for name, m in net.trunk.named_modules() if isinstance(m, torch.nn.Linear)}
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, args, name=name: inputs.update({name: args[0]}))
+        for name, layer in layers.items()
+    ]
+    net.eval()(task.transform(split.unit_images(slice(None))), task.id)
+    for hook in hooks:
+        hook.remove()
+    found = free.grams(net, task, split)
+    assert set(found) == set(inputs)
+    for name, x in inputs.items():
+        torch.testing.assert_close(found[name], (x.T @ x).double(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_share_is_what_projection_leaves():
+    chance = torch.Generator().manual_seed(0)
+    x = torch.rand(40, 9, generator=chance, dtype=torch.float64)
+    basis = torch.linalg.qr(torch.rand(9, 4, generator=chance, dtype=torch.float64))[0]
+    rest = x - x @ basis @ basis.T
+    share = free.free_share(basis, x.T @ x)
+    assert share == pytest.approx(float(rest.square().sum() / x.square().sum()))
+
+
+def test_the_study_writes_every_line(tmp_path, monkeypatch):
+    stream = blobs(tasks=2, classes=2, shape=(3, 32, 32), per_class=6)
+    monkeypatch.setattr(free, "OUT", tmp_path / "free.json")
+    monkeypatch.setattr(free, "load_stream", lambda plan, data_dir: stream)
+    ended = CliRunner().invoke(free.app, [])
+    assert ended.exit_code == 0, ended.output
+    found = json.loads((tmp_path / "free.json").read_text())
+    assert found["command"].startswith("python -m benchmarks.free")
+    assert found["seed"] == 1
+    assert [line["label"] for line in found["lines"]] == [
+        line.label for line in experiments.load("room").lines
+    ]
+    for line in found["lines"]:
+        for layer in line["layers"]:
+            assert 0 < layer["rank"] <= layer["dimension"]
+            assert 0 <= round(layer["own"], 9) <= 1
+            assert 0 <= round(layer["next"], 9) <= 1

@@ -1,0 +1,180 @@
+"""GEM: the closest gradient within the constraints, by brute force and in training."""
+
+import numpy as np
+import pytest
+import torch
+
+from classgrad.errors import UserError
+from classgrad.methods import GEM
+from classgrad.methods.replay.gem import closest_within
+from oracles.models import normal
+from oracles.replay import (
+    backward,
+    begun_step,
+    flat,
+    learnt,
+    least_above,
+    mean_gradient,
+    named_gradients,
+    onto_cone,
+    permuted,
+)
+from streams import blobs
+
+TINY = 1e-13
+
+
+def case(seed):
+    """A gradient and the gradients of one to five tasks, in few or many dimensions."""
+    rng = np.random.default_rng(seed)
+    count, size = int(rng.integers(1, 6)), int(rng.integers(2, 12))
+    return rng.standard_normal(size), rng.standard_normal((count, size))
+
+
+def found_for(g, rows, margin, ridge):
+    gradient = torch.from_numpy(g)
+    found = closest_within(gradient, torch.from_numpy(rows), margin, ridge)
+    return found.numpy(), found is gradient
+
+
+def test_without_margin_it_is_the_projection_onto_the_cone():
+    turned = 0
+    for seed in range(150):
+        g, rows = case(seed)
+        found, same = found_for(g, rows, 0.0, TINY)
+        if (rows @ g >= 0).all():
+            assert same
+            continue
+        turned += 1
+        assert (rows @ found >= -1e-6).all(), seed
+        assert found == pytest.approx(onto_cone(g, rows), abs=1e-5), seed
+    assert turned > 80
+
+
+def test_margin_and_ridge_are_those_of_the_dual():
+    for seed in range(60):
+        g, rows = case(seed)
+        if (rows @ g >= 0).all():
+            continue
+        for margin, ridge in ((0.5, 1e-3), (0.0, 0.3), (2.0, 10.0)):
+            v = least_above(rows @ rows.T + ridge * np.eye(len(rows)), rows @ g, margin)
+            found, _ = found_for(g, rows, margin, ridge)
+            assert found == pytest.approx(rows.T @ v + g, rel=1e-9, abs=1e-9)
+
+
+def test_with_a_margin_the_step_lowers_the_loss_of_a_violated_task():
+    g, row = np.array([1.0, 0.0]), np.array([[-1.0, 0.5]])
+    found, _ = found_for(g, row, 0.5, TINY)
+    assert found == pytest.approx(g + 0.8 * row[0])  # v = 0.8 already exceeds the margin
+    found, _ = found_for(g, row, 2.0, TINY)
+    assert found == pytest.approx(g + 2.0 * row[0])
+    assert row[0] @ found > 1
+
+
+def test_constraints_that_hold_leave_the_gradient_alone_whatever_the_margin():
+    g, row = np.array([1.0, 1.0]), np.array([[1.0, -1.0], [2.0, 0.0]])
+    assert found_for(g, row, 5.0, 1e-3)[1]
+
+
+def test_equal_and_tiny_gradients_of_tasks_do_no_harm():
+    for size in (1e-30, 1e-3, 1e4):
+        rows = (normal(1, 6).repeat(4, 1) * size).float()
+        found = closest_within(-rows[0] / size, rows, 0.5, 1e-3)
+        assert found.isfinite().all()
+        assert found.norm() <= 10 * (1 + 2 * size)
+
+
+@pytest.mark.parametrize("heads", ["task", "shared"])
+@pytest.mark.parametrize("margin", [0.0, 0.5])
+def test_steps_of_a_network_equal_a_plain_computation(heads, margin):
+    """With memory_batch=0 all samples are in every step, so nothing is left to chance."""
+    stream, _ = permuted()
+    values = {"memory": 24, "memory_batch": 0, "margin": margin, "heads": heads}
+    run = learnt("gem", stream, 2, ridge=TINY if margin == 0 else 1e-3, **values)
+    turned = kept = 0
+    for number in range(16):
+        index = torch.randperm(48, generator=torch.Generator().manual_seed(number))[:6]
+        step = begun_step(run, 2, index)
+        backward(run, step)
+        before = named_gradients(run.net)
+        parts = run.method._memory.parts
+        assert [len(parts[t]) for t in (0, 1)] == [12, 12]
+        rows = np.stack([mean_gradient(run.net, parts[t], t, stream[t].transform) for t in (0, 1)])
+        run.method.adjust_gradients(run.net, step)
+        after = named_gradients(run.net)
+        g, found = flat(run.net, before), flat(run.net, after)
+        if (rows @ g >= 0).all():
+            kept += 1
+            for name, value in before.items():
+                same = after[name]
+                assert same is None if value is None else torch.equal(same, value)
+        else:
+            turned += 1
+            if margin == 0:
+                lengths = np.linalg.norm(rows, axis=1)
+                assert (rows @ found >= -1e-7 * lengths * np.linalg.norm(g)).all()
+                assert found == pytest.approx(onto_cone(g, rows), abs=1e-7)
+            else:
+                v = least_above(rows @ rows.T + 1e-3 * np.eye(2), rows @ g, margin)
+                assert found == pytest.approx(rows.T @ v + g, rel=1e-8, abs=1e-10)
+        step.optimizer.step()
+    assert turned > 2
+    assert kept > 0
+
+
+def test_a_step_looks_at_some_samples_of_every_finished_task():
+    stream, calls = permuted()
+    run = learnt("gem", stream, 2, memory=48)
+    sizes = []
+    rows = run.method._memory.rows
+    run.method._memory.rows = lambda *args: sizes.append(len(rows(*args))) or rows(*args)
+    for batch, size in ((5, 5), (1, 1), (0, 24), (1000, 24)):
+        run.method.memory_batch = batch
+        step = begun_step(run, 2)
+        backward(run, step)
+        calls.clear()
+        sizes.clear()
+        run.method.adjust_gradients(run.net, step)
+        assert calls == [0, 1]
+        assert sizes == [size, size]
+
+
+def test_one_sample_per_task_becomes_two_where_batches_have_statistics():
+    run = learnt("gem", blobs(2), 2, memory=48, memory_batch=1, batch_norm=True)
+    assert len(run.record.accuracy_matrix) == 2
+
+
+def test_the_first_task_has_no_constraint_and_draws_no_chance():
+    run = learnt("gem", blobs(2), 0)
+    step = begun_step(run, 0)
+    backward(run, step)
+    before, state = named_gradients(run.net), step.generator.get_state()
+    run.method.adjust_gradients(run.net, step)
+    for name, value in named_gradients(run.net).items():
+        assert torch.equal(value, before[name])
+    assert torch.equal(step.generator.get_state(), state)
+
+
+def test_bytes_are_those_of_the_samples():
+    run = learnt("gem", blobs(3), 3, memory=50)
+    assert run.method.memory_bytes() == 3 * 16 * (64 + 8)
+
+
+@pytest.mark.parametrize(
+    "values", [{"memory": 0}, {"memory_batch": -1}, {"margin": -0.1}, {"gamma": -1}, {"ridge": 0}]
+)
+def test_bad_settings_are_refused_in_one_line(values):
+    with pytest.raises(UserError, match=next(iter(values))) as caught:
+        GEM(**values)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_margin_goes_by_its_letter_too():
+    assert GEM(gamma=0.2).margin == 0.2
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_gradients_that_are_no_numbers_are_refused_in_one_line(bad):
+    gradient, rows = torch.tensor([1.0, -1.0]), torch.tensor([[-1.0, 0.0], [0.0, bad]])
+    with pytest.raises(UserError, match="lower learning_rate"):
+        closest_within(gradient, rows, margin=0.5, ridge=1e-3)

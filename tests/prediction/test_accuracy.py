@@ -1,0 +1,95 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from classgrad.networks import build
+from classgrad.prediction.accuracy import Judge, accuracy, class_means, evaluate
+from streams import blobs
+
+STREAM = blobs(tasks=3)
+
+
+def learnt(**options):
+    net = build("mlp", STREAM.input_shape, **options)
+    judge = Judge()
+    for task in STREAM:
+        net.add_task(task.classes)
+        with torch.no_grad():  # a head that points to the class means: far better than chance
+            net.heads[-1].weight.copy_(10 * class_means(net, task))
+        judge.learn(net, task)
+    return net, judge
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_norm": True, "norm": "stored", "affine": "task"}])
+def test_against_a_loop_over_samples(options):
+    net, judge = learnt(**options)
+    net.eval()
+    task, test = STREAM[1], STREAM.test(1)
+    given = confident = nearest = 0
+    with torch.no_grad():
+        for image, label in zip(test.images, test.labels.tolist(), strict=True):
+            x = image.float().div(255).unsqueeze(0)
+            sure, close = [], []
+            for other in STREAM:
+                features = net.embed(x, other.id)
+                chances = net.classify(features, other.id).softmax(1)[0]
+                cosines = [
+                    float(functional.cosine_similarity(features[0], p, dim=0))
+                    for p in judge.prototypes[other.id]
+                ]
+                for c, name in enumerate(other.class_names):
+                    sure.append((float(chances[c]), name))
+                    close.append((cosines[c], name))
+                if other.id == 1:
+                    given += int(chances.argmax()) == label
+            wanted = task.class_names[label]
+            confident += max(sure)[1] == wanted
+            nearest += max(close)[1] == wanted
+    score = evaluate(net, judge, task, test)
+    count = len(test)
+    assert score.given == pytest.approx(100 * given / count)
+    assert score.confident == pytest.approx(100 * confident / count)
+    assert score.nearest == pytest.approx(100 * nearest / count)
+    assert 0 < score.confident <= 100
+    assert score.given == pytest.approx(accuracy(net, 1, task, test))
+    assert sum(score.by_class) / 3 == pytest.approx(score.given)
+
+
+def test_a_class_name_that_returns_is_the_same_class():
+    from classgrad.benchmarks import permuted_digits
+
+    stream = permuted_digits(tasks=2)
+    judge = Judge()
+    net = build("mlp", stream.input_shape)
+    for task in stream:
+        net.add_task(10)
+        judge.learn(net, task)
+    assert torch.equal(judge.tasks[0], judge.tasks[1])
+
+
+def test_prototypes_are_unit_means_of_the_classes():
+    net, _ = learnt()
+    means = class_means(net, STREAM[0])
+    task = STREAM[0]
+    with torch.no_grad():
+        features = functional.normalize(net.embed(task.train.unit_images(slice(None)), 0), dim=1)
+    for label in range(3):
+        mean = features[task.train.labels == label].mean(0)
+        torch.testing.assert_close(means[label], mean / mean.norm())
+
+
+def test_batch_statistics_use_batches_of_64_in_a_fixed_order():
+    net, judge = learnt(batch_norm=True, norm="batch")
+    first = evaluate(net, judge, STREAM[0], STREAM.test(0))
+    again = evaluate(net, judge, STREAM[0], STREAM.test(0))
+    assert first == again
+
+
+def test_evaluation_changes_nothing():
+    net, judge = learnt(batch_norm=True, norm="stored")
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    evaluate(net, judge, STREAM[0], STREAM.test(0))
+    for name, value in net.state_dict().items():
+        assert torch.equal(before[name], value), name
+    assert isinstance(net, nn.Module)

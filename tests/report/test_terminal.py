@@ -1,0 +1,170 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from classgrad import run
+from classgrad.report import terminal as report
+from classgrad.runs.record import Layer
+from streams import blobs
+
+
+@pytest.fixture(scope="module")
+def records():
+    values = {"epochs": 1, "batch_size": 12}
+    return [run(blobs(), name, values=values) for name in ("cgp", "gpm", "finetune", "multitask")]
+
+
+def text(table, width=80):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_comparison_has_a_line_per_run_and_fits_a_terminal(records):
+    lines = text(report.comparison(records)).splitlines()
+    assert max(len(line) for line in lines) <= 80
+    for record in records:
+        (line,) = [line for line in lines if f" {record.method_name} " in line]
+        assert f"{record.average_accuracy:.2f}" in line
+        bwt = record.backward_transfer
+        assert ("-" if bwt is None else f"{bwt:+.2f}") in line
+        assert report.size(record.memory_bytes) in line
+
+
+def test_matrix_and_room(records):
+    shown = text(report.matrix_table(records[0]))
+    assert all(task in shown for task in records[0].tasks)
+    room = text(report.room_table(records[0]))
+    for layer in records[0].layers:
+        assert f"{layer.ranks[-1]}" in room
+
+
+def test_runs_that_differ_in_benchmark_or_seed_are_told_apart(records):
+    other = records[1].model_copy(update={"benchmark": "others", "seed": 7})
+    shown = text(report.comparison([records[0], other]))
+    assert "blobs" in shown
+    assert "others" in shown
+    assert "7" in shown
+    assert "seed 1" not in shown
+    assert "blobs, seed 1" in text(report.comparison(records))
+
+
+@pytest.mark.parametrize("tasks", [1, 5, 6, 10, 20])
+def test_tables_of_any_number_of_tasks_fit_a_terminal(records, tasks):
+    row = [99.4] * tasks
+    layers = [
+        Layer(name="stage2.0.shortcut.0", dimension=2048, ranks=[1999] * tasks),
+        Layer(name="fc1", dimension=1024, ranks=list(range(tasks))),
+    ]
+    record = records[0].model_copy(
+        update={
+            "tasks": [f"classes {i}" for i in range(tasks)],
+            "accuracy_matrix": [row] * tasks,
+            "layers": layers,
+        }
+    )
+    for table in (report.matrix_table(record), report.room_table(record)):
+        shown = text(table)
+        assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
+        assert "…" not in shown
+    assert str(tasks) in text(report.room_table(record))
+    assert "1999" in text(report.room_table(record))
+
+
+def test_picture_is_a_png_with_something_in_it(records, tmp_path):
+    path = report.draw_matrices(records, tmp_path / "deep" / "picture.png")
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert len(data) > 10_000
+
+
+def test_means_over_seeds_and_their_spread(records):
+    cgp = records[0].model_copy(update={"average_accuracy": 90.0, "backward_transfer": -1.0})
+    other = cgp.model_copy(
+        update={"seed": 2, "average_accuracy": 94.0, "backward_transfer": -3.0, "memory_bytes": 0}
+    )
+    (summary,) = report.summaries([cgp, other])
+    assert summary.seeds == [1, 2]
+    assert summary.accuracy == "92.0 ± 2.8"
+    assert summary.transfer == "-2.0 ± 1.4"
+    assert summary.memory == report.size(round(cgp.memory_bytes / 2))
+    assert "mean of seeds 1, 2" in text(report.means([cgp, other]))
+    changed = other.model_copy(update={"training": {**other.training, "epochs": 9}})
+    assert len(report.summaries([cgp, changed])) == 2
+
+
+def test_markdown_has_the_best_first_and_a_dash_for_what_was_not_measured(records):
+    lines = report.markdown(records).splitlines()
+    assert lines[0].startswith("| method | ACC % | BWT |")
+    best = max(records, key=lambda record: record.average_accuracy)
+    assert lines[2].startswith(f"| {best.method_name} | {best.average_accuracy:.1f} |")
+    (multitask,) = [line for line in lines if line.startswith("| multitask |")]
+    assert multitask.split(" | ")[2] == "-"
+
+
+def test_means_fit_a_terminal(records):
+    several = [r.model_copy(update={"seed": seed}) for r in records for seed in (1, 2, 3)]
+    assert max(len(line) for line in text(report.means(several)).splitlines()) <= 80
+
+
+def test_a_picture_of_many_runs_wraps(records, tmp_path):
+    from matplotlib.image import imread
+
+    few = imread(report.draw_matrices(records[:1] * 5, tmp_path / "few.png")).shape
+    many = imread(report.draw_matrices(records[:1] * 11, tmp_path / "many.png")).shape
+    assert many[1] == few[1]
+    assert many[0] > 2 * few[0]
+
+
+def test_means_tell_benchmarks_and_settings_apart(records):
+    cgp = records[0]
+    eta = cgp.model_copy(update={"method": {**cgp.method, "similarity": 0.9}})
+    other = cgp.model_copy(update={"benchmark": "others"})
+    several = [r.model_copy(update={"seed": s}) for r in (cgp, eta, other) for s in (1, 2)]
+    labels = [(s.method, s.benchmark) for s in report.summaries(several)]
+    assert labels == [
+        ("cgp similarity=0.7", "blobs"),
+        ("cgp similarity=0.9", "blobs"),
+        ("cgp", "others"),
+    ]
+    assert "| cgp similarity=0.9 | blobs |" in report.markdown(several)
+    shown = text(report.means(several), width=120)
+    assert "others" in shown
+    assert "similarity=0.9" in shown
+
+
+def test_runs_on_several_benchmarks_with_several_seeds_fit_a_terminal(records):
+    names = ("cifar100-superclass", "permuted-digits")
+    shown = text(
+        report.comparison(
+            [
+                r.model_copy(update={"benchmark": name, "seed": seed, "memory_bytes": 123_456_789})
+                for r in records
+                for name in names
+                for seed in (1, 12)
+            ]
+        )
+    )
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    assert "…" not in shown
+    for word in (*names, "multitask", "123.5 MB"):
+        assert word in shown
+
+
+def test_capacity_is_shown_where_a_network_grew_and_fits_a_terminal(records):
+    assert "capacity" not in text(report.comparison(records))
+    assert "capacity" not in report.markdown(records)
+    old = records[0].model_copy(update={"capacity": None, "memory_bytes": 123_456_789})
+    grown = records[1].model_copy(update={"capacity": 271.4})
+    several = [r.model_copy(update={"seed": seed}) for r in (old, grown) for seed in (1, 12)]
+    one = [old, grown]
+    for table in (report.comparison(one), report.comparison(several), report.means(several)):
+        shown = text(table)
+        assert max(len(line) for line in shown.splitlines()) <= 80
+        assert "…" not in shown
+        assert "271 %" in shown
+        assert "capacity" in shown
+    head, _, *lines = report.markdown(several).splitlines()
+    assert head.endswith("| memory | capacity |")
+    assert {line.split(" | ")[-1] for line in lines} == {"271 % |", "- |"}

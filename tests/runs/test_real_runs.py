@@ -1,0 +1,62 @@
+"""Short runs on the real datasets, two tasks each, with the networks of the paper."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from classgrad import benchmarks, run
+from classgrad.runs.spec import make_plan
+from classgrad.tasks import Split, TaskStream
+
+ROOT = os.environ.get("CLASSGRAD_DATA")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not ROOT, reason="CLASSGRAD_DATA is not set: no real data"),
+]
+
+
+def beginning(name, **options):
+    """Return the first two tasks with few images."""
+    full = benchmarks.load(name, Path(ROOT), **options)
+    few = [full.test(i) for i in range(2)]
+    tests = [Split(test.images[:200], test.labels[:200]) for test in few]
+    return TaskStream(name, full[:2], tests, full.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("split-cifar100", {}),
+        ("cifar100-superclass", {}),
+        ("cifar100-superclass", {"layout": "scrambled"}),
+        ("five-datasets", {}),
+        ("permuted-mnist", {}),
+        ("split-mnist", {}),
+    ],
+)
+@pytest.mark.parametrize("recipe", ["fast", "paper"])
+def test_cgp_learns_the_beginning_of(name, options, recipe):
+    few = 12 if name in ("five-datasets", "split-cifar100") else 40
+    stream = beginning(name, train_per_class=few, **options)
+    epochs = 1 if few == 12 else 4
+    values = {"epochs": epochs, "batch_size": 10, "learning_rate": 0.02, "momentum": 0.8}
+    record = run(stream, make_plan(name, "cgp", recipe=recipe).method, recipe=recipe, values=values)
+    assert record.complete
+    assert record.network == {
+        "split-cifar100": "alexnet5",
+        "cifar100-superclass": "lenet5",
+        "five-datasets": "resnet18",
+    }.get(name, "mlp")
+    assert record.data_notes
+    if few == 40:  # with a dozen images of each class a deep network learns nothing to speak of
+        assert record.accuracy_matrix[0][0] > 1.15 * 100 / stream[0].classes
+    for layer in record.layers:
+        assert 0 < layer.ranks[0] <= layer.ranks[1] <= layer.dimension
+
+
+@pytest.mark.parametrize("network", ["alexnet5", "lenet5", "resnet18", "mlp"])
+def test_every_network_learns_cifar(network):
+    stream = beginning("split-cifar100", train_per_class=12)
+    values = {"epochs": 2, "learning_rate": 0.02}
+    assert run(stream, "gpm", network=network, values=values).complete

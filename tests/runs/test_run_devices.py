@@ -1,0 +1,131 @@
+"""A run on a device learns what it learns on the CPU, and goes on on either."""
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+import classgrad
+from classgrad import METHODS, distributed
+from classgrad.checkpoints import Keeper
+from classgrad.distributed import World
+from classgrad.errors import Stopped, UserError
+from classgrad.runs import parallel as run_parallel
+from classgrad.runs.run import Run
+from classgrad.runs.spec import make_plan
+from classgrad.runs.state import go_on
+from learner.stored_states import SMALL
+from pretend import Pretend, pretend_device
+from streams import blobs
+
+QUICK = {"epochs": 1, "batch_size": 9, "learning_rate": 0.1, "width": 8}
+
+
+def planned(name, stream):
+    return make_plan(stream, METHODS[name](**SMALL.get(name, {})), network="mlp", values=QUICK)
+
+
+def same(record, other):
+    for name in ("accuracy_matrix", "accuracy_matrix_task_free_prototypes"):
+        found, expected = (torch.tensor(getattr(one, name)[-1]) for one in (record, other))
+        torch.testing.assert_close(found, expected)
+    assert [layer.ranks for layer in record.layers] == [layer.ranks for layer in other.layers]
+    assert (record.data, record.memory_bytes) == (other.data, other.memory_bytes)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("place", ["cuda:0", "mps:0"])
+def test_every_method_runs_on_a_device_as_on_the_cpu(name, place, monkeypatch):
+    stream = blobs(2, 2, (1, 4, 4), 12)
+    expected = Run(planned(name, stream), stream).go()
+    with pretend_device(monkeypatch, place) as device:
+        run = Run(planned(name, stream), stream, device=device)
+        record = run.go()
+        assert all(isinstance(value, Pretend) for value in run.net.state_dict().values())
+    same(record, expected)
+    assert (record.device, expected.device) == (place, "cpu")
+
+
+def test_labels_are_drawn_for_what_is_on_a_device(monkeypatch):
+    stream = blobs(2, 2, (1, 4, 4), 12)
+    values = {**QUICK, "fisher": "sampled"}
+    plan = make_plan(stream, "ewc", network="mlp", values=values)
+    expected = Run(plan, stream).go()
+    with pretend_device(monkeypatch) as device:
+        same(Run(plan, stream, device=device).go(), expected)
+
+
+@pytest.mark.parametrize("name", ["cgp", "er", "hat", "icarl", "ogd", "pgn"])
+@pytest.mark.parametrize("first_on_cpu", [False, True])
+def test_a_run_cut_short_goes_on_on_another_device(name, first_on_cpu, monkeypatch, tmp_path):
+    stream = blobs(3, 2, (1, 4, 4), 12)
+    expected = Run(planned(name, stream), stream).go()
+
+    def stop_in_task_1(at):
+        if at.task == 1 and at.step == 2:
+            keeper.asked = 15
+
+    with pretend_device(monkeypatch) as device:
+        places = ["cpu", device] if first_on_cpu else [device, "cpu"]
+        keeper = Keeper(tmp_path)
+        one = Run(planned(name, stream), stream, tmp_path, keeper, device=places[0])
+        with pytest.raises(Stopped):
+            go_on(one, stop_in_task_1)
+        steps = []
+        other = Run(planned(name, stream), stream, tmp_path, device=places[1])
+        record = go_on(other, lambda at: steps.append((at.task, at.step)))
+    assert steps[0] > (1, 1)
+    same(record, expected)
+    assert record.device == str(places[1])
+
+
+def test_the_command_line_runs_on_a_device(call, monkeypatch):
+    words = ["run", "permuted-digits", "--set", "epochs=1", "--set", "tasks=2"]
+    words += ["--set", "train_per_class=10", "--json"]
+    expected = classgrad.RunRecord.model_validate_json(call(*words, "--out", "here")[1])
+    with pretend_device(monkeypatch) as device:
+        code, out, _ = call(*words, "--out", "there", "--device", str(device))
+    assert code == 0
+    same(classgrad.RunRecord.model_validate_json(out), expected)
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(call, tmp_path):
+    for words in (["run"], ["sweep", "-b", "split-digits"], ["reproduce", "room"]):
+        code, out, err = call(*words, "--device", "cuda:7")
+        assert (code, out) == (2, "")
+        assert err == ("classgrad: device 'cuda:7' is not on this machine: there is cpu\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("graphics", [False, True])
+def test_what_is_on_graphics_devices_goes_by_nccl(there, graphics, monkeypatch):
+    asked = []
+
+    def init(ways, **given):
+        asked.append(ways)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setattr(torch.distributed, "rendezvous", lambda url: iter([(HashStore(), 0, 2)]))
+    monkeypatch.setattr(torch.distributed, "init_process_group", init)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="enough; start all of them with torchrun"):
+        distributed.join(graphics=graphics)
+    assert asked == ["cpu:gloo,cuda:nccl" if there and graphics else "gloo"]
+
+
+def test_each_of_several_processes_has_a_device_of_its_own(monkeypatch):
+    used = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.append(device))
+    monkeypatch.setattr(run_parallel, "world", lambda: World(3, 4))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert run_parallel.device("cuda") == torch.device("cuda:1")
+    assert used == [torch.device("cuda:1")]
+    assert run_parallel.device("cpu") == torch.device("cpu")
+    with pytest.raises(UserError, match="device 'cuda:1' is for one process: give cpu, or cuda"):
+        run_parallel.device("cuda:1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(UserError, match="3 processes share this machine's 2 graphics devices"):
+        run_parallel.device("cuda")

@@ -1,0 +1,222 @@
+from shutil import which
+
+import pytest
+import torch
+from torch import nn
+
+from classgrad import methods, networks
+from classgrad.errors import UserError
+from classgrad.runs.run import Run
+from classgrad.runs.spec import make_plan
+from classgrad.tasks import Split, Task, batch_count, batches
+from classgrad.training.acceleration import prepare
+from classgrad.training.config import Training
+from classgrad.training.loop import LossNotFinite, epoch_batches, fit, validation_loss
+from streams import blobs
+
+STREAM = blobs(tasks=2)
+QUICK = {"epochs": 2, "batch_size": 12, "learning_rate": 0.03, "warmup": 0}
+
+
+def fresh():
+    net = networks.build("mlp", STREAM.input_shape, width=16)
+    net.add_task(3)
+    return net
+
+
+def test_plateau_stops_early_and_restores_the_best_weights():
+    task = STREAM[0]
+    # Validation labels that contradict training: its loss rises from the first epoch on.
+    wrong = Split(task.valid.images, (task.valid.labels + 1) % 3)
+    against = Task(0, "against", task.class_names, task.train, wrong)
+    training = Training(
+        epochs=40, learning_rate=0.5, schedule="plateau", lr_min=0.2, factor=2.0, patience=2
+    )
+    net, epochs = fresh(), []
+    fit(
+        net,
+        methods.make("finetune"),
+        [against],
+        training,
+        seed=1,
+        observer=lambda at: epochs.append(at.epoch),
+    )
+    # Worse in epochs 2 and 3, rate 0.25; worse in 4 and 5, rate 0.125 < 0.2: the end.
+    assert max(epochs) + 1 == 5
+    best = fresh()
+    once = Training(epochs=1, learning_rate=0.5, schedule="constant")
+    fit(best, methods.make("finetune"), [against], once, seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), best.parameters(), strict=True))
+
+
+class Kept:
+    """Keeps the state of the end of the loop."""
+
+    state = None
+
+    def take(self):
+        return self.state
+
+    def after_step(self, state):
+        assert self.state is None, "trained on after the end"
+
+    def at_end(self, state):
+        self.state = state()
+
+
+def test_a_loop_that_plateau_has_ended_does_not_go_on():
+    kept, nets = Kept(), []
+    training = Training(
+        epochs=40, learning_rate=0.5, schedule="plateau", lr_min=0.2, factor=2.0, patience=1
+    )
+    for _ in range(2):
+        nets.append(fresh())
+        task = STREAM[0]
+        wrong = Split(task.valid.images, (task.valid.labels + 1) % 3)
+        against = Task(0, "against", task.class_names, task.train, wrong)
+        method = methods.make("finetune")
+        fit(nets[-1], method, [against], training, seed=1, keeping=kept)
+    one, two = (list(net.parameters()) for net in nets)
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_plateau_without_validation_data_is_refused():
+    task = STREAM[0]
+    empty = Split(task.valid.images[:0], task.valid.labels[:0])
+    bare = Task(0, "bare", task.class_names, task.train, empty)
+    with pytest.raises(UserError, match="needs validation data"):
+        fit(fresh(), methods.make("finetune"), [bare], Training(schedule="plateau"), seed=1)
+
+
+def test_loss_that_is_no_number_stops_with_task_epoch_and_step():
+    task = STREAM[0]
+    images = task.train.images.float().div(255)
+    images[7, 0, 3, 3] = torch.nan
+    broken = Task(0, "broken", task.class_names, Split(images, task.train.labels), task.valid)
+    with pytest.raises(LossNotFinite, match=r"task 1 \('broken'\), epoch 1, step \d+") as caught:
+        fit(fresh(), methods.make("finetune"), [broken], Training(batch_size=8), seed=1)
+    assert "\n" not in str(caught.value)
+
+
+def test_validation_loss_is_the_mean_over_all_samples():
+    net = fresh()
+    net.add_task(3)
+    total = 0.0
+    for task in STREAM:
+        logits = net(task.valid.unit_images(slice(None)), task.id)
+        loss = torch.nn.functional.cross_entropy(logits, task.valid.labels, reduction="sum")
+        total += float(loss.detach())
+    expected = total / sum(len(task.valid) for task in STREAM)
+    assert validation_loss(net, list(STREAM), 5) == pytest.approx(expected, rel=1e-6)
+
+
+def test_batches_cover_every_sample_once_and_mix_tasks():
+    chance = torch.Generator().manual_seed(0)
+    found = epoch_batches(list(STREAM), 10, chance)
+    assert {task.id for task, _ in found} == {0, 1}
+    assert [task.id for task, _ in found] != sorted(task.id for task, _ in found)
+    for task in STREAM:
+        index = torch.cat([b for t, b in found if t.id == task.id])
+        assert sorted(index.tolist()) == list(range(len(task.train)))
+
+
+@pytest.mark.parametrize(
+    ("count", "size"), [(1, 4), (4, 4), (5, 4), (9, 4), (10, 4), (3, 1), (0, 4)]
+)
+def test_no_batch_is_left_with_one_sample(count, size):
+    found = [len(b) for b in batches(count, size)]
+    assert sum(found) == count
+    assert len(found) == batch_count(count, size)
+    assert 1 not in found or size == 1 or count == 1
+
+
+def test_momentum_starts_anew_in_every_task():
+    """The optimiser is built per task, so the same task twice gives the same first step."""
+    training = Training(epochs=1, batch_size=48, momentum=0.9, learning_rate=0.1)
+    one, two = fresh(), fresh()
+    for net in (one, two):
+        fit(net, methods.make("finetune"), [STREAM[0]], training, seed=1)
+    state = {k: v.clone() for k, v in one.state_dict().items()}
+    fit(one, methods.make("finetune"), [STREAM[0]], training, seed=5)
+    two.load_state_dict(state)
+    fit(two, methods.make("finetune"), [STREAM[0]], training, seed=5)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_fused_optimiser_takes_the_steps_of_the_plain_one(nesterov):
+    """Also for gradients that lie otherwise in memory, and for those that come late."""
+    chance = torch.Generator().manual_seed(0)
+    start = [torch.randn(5, 4, generator=chance), torch.randn(3, 2, 2, 2, generator=chance)]
+    gradients = [[torch.randn(p.shape, generator=chance) for p in start] for _ in range(4)]
+    ends = []
+    for fused in (False, True):
+        weights = [nn.Parameter(start[0].clone())]
+        weights.append(nn.Parameter(start[1].clone(memory_format=torch.channels_last)))
+        optimizer = Training(momentum=0.9, nesterov=nesterov).optimizer_for(weights)
+        assert optimizer.defaults["fused"]
+        if not fused:
+            optimizer = torch.optim.SGD(weights, lr=0.05, momentum=0.9, nesterov=nesterov)
+        for number, both in enumerate(gradients):
+            weights[0].grad = both[0].clone()
+            weights[1].grad = both[1].clone() if number > 1 else None
+            if fused:
+                prepare(optimizer)
+            optimizer.step()
+        ends.append(weights)
+    for plain, fused in zip(*ends, strict=True):
+        torch.testing.assert_close(plain, fused)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from within PyTorch
+@pytest.mark.skipif(which("c++") is None, reason="no C++ compiler")
+def test_a_compiled_network_learns_the_same():
+    weights = []
+    for compiled in (False, True):
+        values = {**QUICK, "width": 8, "epochs": 1, "compile": compiled}
+        running = Run(make_plan(STREAM, "gpm", values=values), STREAM)
+        running.learn(0)
+        assert running.net.trunk._compiled_call_impl is None
+        weights.append(torch.cat([p.detach().flatten() for p in running.net.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-6)
+
+
+def test_compiling_needs_a_compiler(monkeypatch):
+    monkeypatch.setattr("classgrad.training.acceleration.which", lambda _name: None)
+    running = Run(make_plan(STREAM, "gpm", values={**QUICK, "compile": True}), STREAM)
+    with pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
+        running.learn(0)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "plateau"])
+def test_stored_statistics_are_those_of_the_training_data_without_dropout(schedule):
+    net = networks.build("alexnet5", (3, 20, 20), norm="stored", affine="task")
+    net.add_task(3)
+    images = torch.rand(60, 3, 20, 20, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(60) % 3
+    part = Split(images, labels)
+    task = Task(0, "colours", ("a", "b", "c"), part, Split(images[:12], labels[:12]))
+    training = Training(epochs=2, batch_size=20, schedule=schedule)
+    fit(net, methods.make("finetune"), [task], training, seed=1)
+    seen = {}
+    norms = [(name, layer) for name, layer in net.trunk.named_modules() if name.startswith("bn")]
+    for name, layer in norms:  # all samples in one batch: each layer sees what it normalised
+        layer.register_forward_pre_hook(lambda _, x, name=name: seen.update({name: x[0]}))
+    with torch.no_grad():
+        net.eval()(images, 0)
+    for name, layer in norms:
+        x = seen[name].transpose(0, 1).flatten(1)
+        torch.testing.assert_close(layer.mean_0, x.mean(1), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(layer.variance_0, x.var(1, correction=0), rtol=1e-3, atol=1e-4)
+
+
+def test_statistics_of_layers_that_are_not_in_training_stay():
+    net = networks.build("mlp", (1, 4, 4), batch_norm=True, norm="stored")
+    net.add_task(3)
+    first, second = (layer for layer in net.modules() if hasattr(layer, "mean_0"))
+    first.eval()
+    x = torch.randn(40, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    net.settle(0, [x[:30], x[30:]])
+    assert first.mean_0.eq(0).all()
+    assert first.variance_0.eq(1).all()
+    assert second.mean_0.ne(0).any()
