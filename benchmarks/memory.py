@@ -49,7 +49,7 @@ def learn(tasks: int) -> dict[str, int]:
     plan = make_plan(stream, "cgp", values={"epochs": 1, "correct_only": False})
     run = Run(plan, stream)
     before = resident_bytes()
-    run.go()
+    run.execute()
     return {"before": before, "peak": peak_bytes()}
 
 

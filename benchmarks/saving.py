@@ -2,15 +2,14 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from benchmarks.images import random_stream
 from benchmarks.learner import Learner
 from benchmarks.rows import Bound, Quantity, Row
 from benchmarks.timing import Bench
-from classgrad.checkpoints import Keeper
-from classgrad.checkpoints.keeper import MINUTES
+from classgrad.checkpoints.manager import MINUTES
 from classgrad.runs.run import Run
-from classgrad.training.rounds import RoundKeeping
 
 MANY = 1000  # calls that are timed as one, because one is shorter than what a clock can tell
 
@@ -22,14 +21,20 @@ def measure(bench: Bench) -> list[Row]:
     # Here, because the usual place for temporary folders may be in memory.
     with tempfile.TemporaryDirectory(dir=".", prefix=".saving-") as place:
         folder = Path(place)
-        keeping = keeping_of(learner, folder)
-        found = bench.alternate({"save": lambda: keeping.save(learner.loop.state_dict())}, rounds=5)
-        newest = max(keeping.keeper.store.folder.iterdir())
+        run = run_at(learner, folder)
+        assert run.checkpoints is not None
+        checkpoints = run.checkpoints
+
+        def state() -> dict[str, Any]:
+            return run.state_dict({**learner.loop.state_dict(), "round": 0})
+
+        found = bench.alternate({"save": lambda: checkpoints.save(state())}, rounds=5)
+        newest = max(checkpoints.store.folder.iterdir())
         size = sum(file.stat().st_size for file in newest.iterdir())
 
         def ask() -> None:
             for _ in range(MANY):
-                keeping.after_step(learner.loop.state_dict)
+                checkpoints.after_step(state)
 
         found |= bench.alternate({"ask": ask, "step": learner.step}, rounds=10)
     return [
@@ -50,9 +55,8 @@ def measure(bench: Bench) -> list[Row]:
     ]
 
 
-def keeping_of(learner: Learner, folder: Path) -> RoundKeeping:
-    """Return what keeps the state of a run that stands where the learner does."""
-    keeper = Keeper(folder)
-    run = Run(learner.plan, random_stream(1, per_class=2), folder, keeper)
-    run.net, run.method = learner.net, learner.method
-    return RoundKeeping(run, keeper, 0)
+def run_at(learner: Learner, folder: Path) -> Run:
+    """Return a run that stands where the learner does."""
+    run = Run(learner.plan, random_stream(1, per_class=2), folder)
+    run.session.net, run.session.method = learner.net, learner.method
+    return run

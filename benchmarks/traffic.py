@@ -108,7 +108,7 @@ def worker(network: str, samples: int, batch: int) -> None:
         marks.append(Mark(time.perf_counter(), on_loopback(), world().sent.copy()))
 
     run.observer = mark
-    run.method.fit_task(run.net, data[0], run.fits(1))
+    run.method.fit_task(run.net, data[0], run.session.training_loop(data[0], run.observe))
     training = marks[-1].since(marks[1])  # the first step makes room for everything
     steps = len(marks) - 2
     mark()

@@ -26,7 +26,7 @@ def main() -> None:
     before = learner.predict(some, task="task 1")
     labels = torch.arange(2).repeat(30)
     points = torch.randn(60, 4, generator=chance) + 4 * labels[:, None]
-    learner.learn("height", (points, labels), classes=["low", "high"], keep_in="state")
+    learner.learn("height", (points, labels), classes=["low", "high"], checkpoint_dir="state")
 
     learner = Learner.load("state")  # in some years
     after = learner.predict(some, task="task 1")

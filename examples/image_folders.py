@@ -44,13 +44,13 @@ def main() -> None:
 
     training = Training(epochs=8, batch_size=8, learning_rate=0.02)
     learner = Learner(network="lenet5", method=CGP(), size=16, training=training)
-    learner.learn("fruit", "pictures/fruit", keep_in="state")
+    learner.learn("fruit", "pictures/fruit", checkpoint_dir="state")
     for one in learner.predict(["new/fruit/lime/0.png", "new/fruit/tomato/0.png"]):
         print(f"{one.name}, {one.probability:.2f}")
     learner.reference("new/fruit/tomato", "fruit").save("tomatoes.safetensors")
 
     learner = Learner.load("state")  # next month, in another process
-    learner.learn("more fruit", "pictures/more fruit", keep_in="state")
+    learner.learn("more fruit", "pictures/more fruit", checkpoint_dir="state")
     for folder in ("fruit/lime", "fruit/tomato", "more fruit/banana", "more fruit/plum"):
         found = learner.predict(f"new/{folder}", by="prototypes")
         print(f"new/{folder}: {', '.join(one.name for one in found)}")

@@ -8,11 +8,10 @@ from torch import nn
 from torch.nn import functional
 
 from classgrad import CGP, GPM, METHODS, Learner, Training, attach
-from classgrad.checkpoints import Keeper
+from classgrad.checkpoints import CheckpointManager
 from classgrad.errors import Stopped
 from classgrad.learner.drift import Reference, leakage
 from classgrad.learner.export import export
-from classgrad.learner.state import taken
 from classgrad.training.loop import Loop
 from learner.stored_states import SMALL, points
 from oracles.models import built, normal
@@ -70,7 +69,7 @@ def at_home(learner, device):
     for value in learner.net.state_dict().values():
         assert value.device == device
         assert isinstance(value, Pretend)
-    state = taken(learner)
+    state = learner.state_dict()
     keep = "cpu" if learner.method.on_cpu else device
     for value in tensors(learner.method.state_dict()):
         assert value.device == torch.device(keep)
@@ -103,17 +102,17 @@ def test_every_method_learns_on_a_device_what_it_learns_on_the_cpu(name, strict,
     method = METHODS[name](**SMALL.get(name, {}))
     expected = taught(small(method), 0, 1)
     learner = taught(small(method, device), 0, 1)
-    assert same(at_home(learner, device), taken(expected))
+    assert same(at_home(learner, device), expected.state_dict())
     for by in ("confidence", "prototypes"):
         assert said(learner, by) == pytest.approx(said(expected, by), abs=1e-5)
     learner.forget_class("task 0", "b")
     expected.forget_class("task 0", "b")
     learner.save(tmp_path)
     loaded = Learner.load(tmp_path)
-    assert same(taken(loaded), taken(expected))
+    assert same(loaded.state_dict(), expected.state_dict())
     assert said(loaded) == pytest.approx(said(expected), abs=1e-5)
     back = taught(Learner.load(tmp_path, device=device), 2)
-    assert same(at_home(back, device), taken(taught(expected, 2)))
+    assert same(at_home(back, device), taught(expected, 2).state_dict())
 
 
 def test_pictures_with_copies_norms_and_dropout_are_learnt_on_a_device(device):
@@ -132,21 +131,21 @@ def test_pictures_with_copies_norms_and_dropout_are_learnt_on_a_device(device):
     for task in range(2):
         for one in (expected, learner):
             one.learn(f"task {task}", (images.roll(task, 0), labels))
-    assert same(at_home(learner, device), taken(expected))
+    assert same(at_home(learner, device), expected.state_dict())
 
 
 class Stop:
-    """Asks a keeper to stop after some steps."""
+    """Asks a checkpoints to stop after some steps."""
 
-    def __init__(self, monkeypatch, keeper, number):
+    def __init__(self, monkeypatch, checkpoints, number):
         self.step, self.seen = Loop.step, 0
-        self.keeper, self.number = keeper, number
+        self.checkpoints, self.number = checkpoints, number
         monkeypatch.setattr(Loop, "step", lambda loop, *given: self(loop, *given))
 
     def __call__(self, loop, *given):
         self.seen += 1
         if self.seen == self.number:
-            self.keeper.asked = 15
+            self.checkpoints.asked = 15
         return self.step(loop, *given)
 
 
@@ -172,22 +171,31 @@ def test_a_task_cut_short_goes_on_on_another_device(
         places = ["cpu", device] if first_on_cpu else [device, "cpu"]
         learner = taught(small(method, places[0], training), 0)
         learner.save(tmp_path)
-        keeper = Keeper(tmp_path / "learning")
+        checkpoints = CheckpointManager(tmp_path / "learning")
         with monkeypatch.context() as patch:
-            Stop(patch, keeper, 2)
+            Stop(patch, checkpoints, 2)
             with pytest.raises(Stopped):
-                learner.learn("task 1", points(1), classes=NAMES, keep_in=tmp_path, keeper=keeper)
+                learner.learn(
+                    "task 1",
+                    points(1),
+                    classes=NAMES,
+                    checkpoint_dir=tmp_path,
+                    checkpoints=checkpoints,
+                )
         learner = Learner.load(tmp_path, device=places[1])
         steps = []
         learner.learn(
             "task 1",
             points(1),
             classes=NAMES,
-            keep_in=tmp_path,
+            checkpoint_dir=tmp_path,
             observer=lambda at: steps.append(at.step),
         )
         assert steps[0] > 1
-        assert same({**taken(learner), "memory": cpu(taken(learner)["memory"])}, taken(expected))
+        assert same(
+            {**learner.state_dict(), "memory": cpu(learner.state_dict()["memory"])},
+            expected.state_dict(),
+        )
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
@@ -271,7 +279,7 @@ def test_the_command_line_learns_and_predicts_on_a_device(call, device, tmp_path
     words += ["--set", "epochs=2", "--set", "width=24"]
     assert call("learn", "there", *words, "--device", str(device))[0] == 0
     assert call("learn", "here", *words)[0] == 0
-    there, here = (taken(Learner.load(folder)) for folder in ("there", "here"))
+    there, here = (Learner.load(folder).state_dict() for folder in ("there", "here"))
     assert same(there, here)
     found = [
         json.loads(call("predict", "there", "birds/crow", "--json", "--device", place)[1])

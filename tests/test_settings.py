@@ -7,7 +7,7 @@ from classgrad.settings import Settings
 
 
 class Some(Settings):
-    letters = {"eta": "similarity"}  # noqa: RUF012
+    aliases = {"eta": "similarity"}  # noqa: RUF012
     similarity: float = Field(default=0.7, ge=-1, le=1)
     count: int = Field(default=3, ge=1)
 

@@ -16,12 +16,12 @@ def available() -> list[str]:
     return ["cpu", *graphics, *(["mps"] if torch.backends.mps.is_available() else [])]
 
 
-def chosen(device: torch.device | str) -> torch.device:
+def resolve_device(device: torch.device | str) -> torch.device:
     """Return a device of this machine by its name; refuse one that is not there.
 
-    >>> chosen("cpu")
+    >>> resolve_device("cpu")
     device(type='cpu')
-    >>> chosen("gpu")
+    >>> resolve_device("gpu")
     Traceback (most recent call last):
         ...
     classgrad.errors.UserError: unknown device 'gpu': did you mean 'cpu'? Known: cpu, cuda, mps

@@ -1,56 +1,77 @@
-"""Values a user gives: checked when constructed, refused in one line, by word or by letter."""
+"""Values a user gives: checked when constructed, refused in one line, by name or by alias."""
 
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from classgrad.errors import UserError, shown, unknown
 
+# From the value of a setting that is gone to the settings that now say the same, often none. It
+# raises a UserError for a value that can no longer be had.
+Migration = Callable[[Any], dict[str, Any]]
+
 
 class Settings(BaseModel):
     """A group of keyword values, each validated and then stored unmodified.
 
-    `letters` maps a paper's symbol to the field that carries it, so that `eta=0.8` and
-    `similarity=0.8` mean the same.
+    `aliases` maps a paper's symbol to the field that carries it, so that `eta=0.8` and
+    `similarity=0.8` mean the same. `renamed` does so for names that fields once had, and `removed`
+    says what has become of settings that are gone: files that hold them stay readable.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     kind: ClassVar[str] = "setting"
-    letters: ClassVar[dict[str, str]] = {}
+    aliases: ClassVar[dict[str, str]] = {}
+    renamed: ClassVar[dict[str, str]] = {}
+    removed: ClassVar[dict[str, Migration]] = {}
 
     def __init__(self, /, **values: Any) -> None:
-        named = self.by_word(values)
+        named = self.by_name(values)
         try:
             super().__init__(**named)
         except ValidationError as error:
             raise UserError(self._one_line(error, values)) from None
 
     @classmethod
+    def field_of(cls, name: str) -> str:
+        """Return the field that a name, an alias or a former name stands for."""
+        return cls.renamed.get(name, cls.aliases.get(name, name))
+
+    @classmethod
     def accepts(cls, name: str) -> bool:
-        """Tell whether `name` is a field or the letter of one."""
-        return name in cls.model_fields or name in cls.letters
+        """Tell whether `name` stands for a field."""
+        return cls.field_of(name) in cls.model_fields
 
     @classmethod
     def names(cls) -> list[str]:
-        """List every name a value can be given by."""
-        return [*cls.model_fields, *cls.letters]
+        """List every name a value can be given by, former ones left out."""
+        return [*cls.model_fields, *cls.aliases]
 
     @classmethod
-    def by_word(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def by_name(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return `values` keyed by field name; unknown names and double ones are refused."""
         named: dict[str, Any] = {}
         for name, value in values.items():
             if not cls.accepts(name):
                 raise unknown(cls.kind, name, cls.names())
-            word = cls.letters.get(name, name)
-            if word in named:
-                raise UserError(f"'{name}' and '{word}' are the same {cls.kind}: give one of them")
-            named[word] = value
+            field = cls.field_of(name)
+            if field in named:
+                raise UserError(f"'{name}' and '{field}' are the same {cls.kind}: give one of them")
+            named[field] = value
         return named
+
+    @classmethod
+    def brought_up_to_date(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values that an earlier version wrote, by the names of today."""
+        current: dict[str, Any] = {}
+        for name, value in values.items():
+            current |= cls.removed[name](value) if name in cls.removed else {name: value}
+        return {cls.field_of(name): value for name, value in current.items()}
 
     def replace(self, **values: Any) -> Self:
         """Return a copy with some values changed, validated like a new one."""
-        return type(self)(**{**self.model_dump(), **self.by_word(values)})
+        return type(self)(**{**self.model_dump(), **self.by_name(values)})
 
     @classmethod
     def _one_line(cls, error: ValidationError, given: dict[str, Any]) -> str:
@@ -59,7 +80,7 @@ class Settings(BaseModel):
             # Refused first for not being one value; what is wrong with one of several comes after.
             first = next((other for other in others if len(other["loc"]) > 2), first)
         field = str(first["loc"][0]) if first["loc"] else ""
-        names = {word: letter for letter, word in cls.letters.items() if letter in given}
+        names = {cls.field_of(name): name for name in given}
         message = first["msg"].removeprefix("Value error, ")
         message = message.replace("Input should be", "must be")
         if not field:

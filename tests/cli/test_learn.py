@@ -187,10 +187,10 @@ def test_a_first_task_cut_short_goes_on_with_the_same_settings_only(call, stoppe
 
 def test_killed_right_at_the_end_it_has_learnt_and_goes_on_with_the_next(call, place, monkeypatch):
     """What is left of the middle of a task that was finished is not gone on with."""
-    from classgrad.checkpoints import Keeper
+    from classgrad.checkpoints import CheckpointManager
 
     with monkeypatch.context() as patch:
-        patch.setattr(Keeper, "clear", lambda self: None)
+        patch.setattr(CheckpointManager, "clear", lambda self: None)
         assert call(*BIRDS, "--save-steps", "3")[0] == 0
     assert list(place.glob("state/learning/checkpoints/0*"))
     code, out, _ = call(*BIRDS)
@@ -444,12 +444,12 @@ def test_wrong_input_is_one_line_code_2_nothing_written(call, learnt, case):
 
 
 def test_a_newer_state_and_that_of_a_run_are_refused(call, learnt, monkeypatch):
-    from classgrad.checkpoints import Keeper, schema
+    from classgrad.checkpoints import CheckpointManager, schema
 
-    Keeper(learnt / "run").save({"plan": {}})
+    CheckpointManager(learnt / "run").save({"plan": {}})
     with monkeypatch.context() as patch:
         patch.setattr(schema, "SCHEMA_VERSION", 99)
-        Keeper(learnt / "state").save({"kind": "learner"})
+        CheckpointManager(learnt / "state").save({"kind": "learner"})
     before = everything_in(learnt)
     for folder, message in (("state", "has schema 99, newer than"), ("run", "the state of a run")):
         for words in (

@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from classgrad.checkpoints import Keeper, files
+from classgrad.checkpoints import CheckpointManager, files
 from classgrad.errors import Stopped, UserError
 from classgrad.methods import METHODS
 from classgrad.runs.run import Run, run
 from classgrad.runs.spec import make_plan
-from classgrad.runs.state import go_on
 from classgrad.tasks import Split, Task, TaskStream
 from streams import blobs
 
@@ -26,7 +25,9 @@ pytestmark = pytest.mark.parametrize("name", METHODS)
 
 def start(name, folder, stream=STREAM, **values):
     values = {**QUICK, **FEWER.get(name, {}), **values}
-    return Run(make_plan(stream, name, values=values), stream, folder, Keeper(folder, steps=3))
+    return Run(
+        make_plan(stream, name, values=values), stream, folder, CheckpointManager(folder, steps=3)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def alone():
     def end_of(name, folder):
         if name not in known:
             running = start(name, folder / "alone")
-            known[name] = ended(go_on(running), running)
+            known[name] = ended(running.resume(), running)
         return known[name]
 
     return end_of
@@ -51,7 +52,7 @@ def ended(record, running):
 def moment(name, running, most=1.0):
     """A step of the run, another for every method."""
     total = []
-    Run(running.plan, running.stream).go(total.append)
+    Run(running.plan, running.stream).execute(total.append)
     return random.Random(name).randint(4, max(4, int(most * len(total)) - 1))
 
 
@@ -66,13 +67,13 @@ def test_asked_to_stop_it_saves_at_once_and_goes_on_later(name, number, tmp_path
         if len(seen) == when:
             signal.raise_signal(number)
 
-    with running.keeper.listening(), pytest.raises(Stopped) as stopped:
-        go_on(running, observer)
+    with running.checkpoints.listening(), pytest.raises(Stopped) as stopped:
+        running.resume(observer)
     assert stopped.value.number == number
     assert len(seen) == when  # not a step more
     again, steps = start(name, tmp_path), []
-    assert ended(go_on(again, steps.append), again) == expected
-    first = again.keeper.store.folder
+    assert ended(again.resume(steps.append), again) == expected
+    first = again.checkpoints.store.folder
     assert not first.exists()
 
 
@@ -90,12 +91,12 @@ def test_a_full_disk_is_one_line_and_costs_nothing(name, tmp_path, alone, monkey
 
     monkeypatch.setattr(files, "write", full)
     with pytest.raises(UserError, match="No space left on device; make room") as caught:
-        go_on(running)
+        running.resume()
     assert "\n" not in str(caught.value)
     assert "is intact" in str(caught.value)
     running.method.close()
     again = start(name, tmp_path)
-    assert ended(go_on(again), again) == expected
+    assert ended(again.resume(), again) == expected
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "unnamed"])
@@ -112,7 +113,7 @@ def test_damage_to_the_newest_checkpoint_is_found_and_the_one_before_is_used(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        go_on(running, observer)
+        running.resume(observer)
     running.method.close()
     newest = max((tmp_path / "checkpoints").iterdir())
     chance = random.Random(f"{name} {damage}")
@@ -128,7 +129,7 @@ def test_damage_to_the_newest_checkpoint_is_found_and_the_one_before_is_used(
     else:  # as after a power cut before the rename
         newest.rename(newest.with_name(f".part-{newest.name}"))
     told, again = [], start(name, tmp_path)
-    assert ended(go_on(again, tell=told.append), again) == expected
+    assert ended(again.resume(tell=told.append), again) == expected
     if damage != "unnamed":
         assert "is damaged" in told[0]
         assert file.name in told[0]
@@ -145,13 +146,13 @@ def test_a_value_that_is_no_number_is_named_and_the_state_before_it_is_kept(name
     )
     running = start(name, tmp_path, stream)
     with pytest.raises(UserError) as caught:
-        go_on(running)
+        running.resume()
     message = str(caught.value)
     assert "\n" not in message
     assert "sample 7 " in message
     assert "task 2 ('blobs 1'), epoch 1, step" in message
     if not METHODS[name].joint:
-        assert start(name, tmp_path, stream).keeper.load() is not None
+        assert start(name, tmp_path, stream).checkpoints.load() is not None
         assert (tmp_path / "record.json").exists()
 
 

@@ -77,7 +77,7 @@ def test_learns_a_stream_and_leaves_no_hook(name, network, options):
     if refused(name, network, options):
         return
     running = start(name, network, **options)
-    record = running.go()
+    record = running.execute()
     assert record.complete
     assert hooks(running.net) == []
     last = [row for row in record.accuracy_matrix if row[0] is not None][-1]
@@ -89,7 +89,7 @@ def test_deep_networks_with_both_kinds_of_batch_norm(name, network, options):
     if refused(name, network, options):
         return
     running = start(name, network, stream=IMAGES, epochs=2, batch_size=8, **options)
-    record = running.go()
+    record = running.execute()
     assert record.complete
     assert hooks(running.net) == []
     assert all(p.isfinite().all() for p in running.net.parameters())
@@ -104,7 +104,7 @@ def test_one_head_for_tasks_with_fewer_classes(name):
         [replace(of[0], id=number) for number, of in enumerate(tasks)],
         [of.test(0) for of in tasks],
     )
-    record = start(name, stream=stream, heads="shared", epochs=2).go()
+    record = start(name, stream=stream, heads="shared", epochs=2).execute()
     assert record.complete
     assert [len(task.final) for task in record.classes] == [4, 2, 3]
 
@@ -112,7 +112,7 @@ def test_one_head_for_tasks_with_fewer_classes(name):
 def test_loss_falls(name):
     running = start(name)
     losses = {}
-    running.go(lambda at: losses.setdefault(at.task, []).append(at.loss))
+    running.execute(lambda at: losses.setdefault(at.task, []).append(at.loss))
     for of_task in losses.values():
         assert sum(of_task[-4:]) < 0.8 * sum(of_task[:4])
 
@@ -170,7 +170,7 @@ def test_state_holds_no_graph_and_nothing_odd(name):
 def test_works_in_float64(name):
     running = start(name)
     running.net.double()
-    record = running.go()
+    record = running.execute()
     assert all(p.dtype == torch.float64 for p in running.net.parameters())
     assert record.average_accuracy > 60
 
@@ -180,7 +180,7 @@ def test_works_in_float64(name):
     [{"optimizer": "adam", "learning_rate": 0.005}, {"weight_decay": 1e-3}, {"momentum": 0.0}],
 )
 def test_works_with_every_optimiser(name, optimiser):
-    record = start(name, **optimiser).go()
+    record = start(name, **optimiser).execute()
     assert record.average_accuracy > 60
 
 
@@ -189,7 +189,7 @@ def test_same_seed_same_bits_and_another_seed_differs(name):
     for seed in (1, 1, 2):
         values = {**QUICK, **FEWER.get(name, {})}
         running = Run(make_plan(STREAM, name, seed=seed, values=values), STREAM)
-        running.go()
+        running.execute()
         weights.append(torch.cat([p.detach().flatten() for p in running.net.parameters()]))
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
@@ -198,7 +198,7 @@ def test_same_seed_same_bits_and_another_seed_differs(name):
 def test_one_instance_serves_two_runs(name):
     method = methods.make(name, **FEWER.get(name, {}))
     plan = make_plan(STREAM, method, values=QUICK)
-    records = [Run(plan, STREAM).go() for _ in range(2)]
+    records = [Run(plan, STREAM).execute() for _ in range(2)]
     assert records[0].accuracy_matrix == records[1].accuracy_matrix
 
 
@@ -212,7 +212,7 @@ def test_hooks_are_gone_after_a_failure_in_training(name):
 
     object.__setattr__(running.method, "adjust_gradients", explode)
     with pytest.raises(RuntimeError, match="in the middle"):
-        running.go()
+        running.execute()
     assert hooks(running.net) == []
 
 

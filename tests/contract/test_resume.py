@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from classgrad.checkpoints import Keeper, keeper
+from classgrad.checkpoints import CheckpointManager, manager
 from classgrad.methods import METHODS
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
-from classgrad.runs.state import go_on
 from streams import blobs
 
 STREAM = blobs()
@@ -30,8 +29,8 @@ class Cut(BaseException):
 def start(name, values, folder=None, steps=None):
     more = {"trials": 2, "child_epochs": 2} if name == "rcl" else {}
     plan = make_plan(STREAM, name, values={**QUICK, **values, **more})
-    keeper = Keeper(folder, steps=steps) if folder else None
-    return Run(plan, STREAM, folder, keeper)
+    checkpoints = CheckpointManager(folder, steps=steps) if folder else None
+    return Run(plan, STREAM, folder, checkpoints)
 
 
 def outcome(running):
@@ -59,7 +58,7 @@ def cut_at(running, moment):
             raise Cut
 
     with pytest.raises(Cut):
-        go_on(running, observer)
+        running.resume(observer)
     running.method.close()
 
 
@@ -68,7 +67,7 @@ def test_a_run_that_was_cut_short_ends_with_the_same_bits(name, values, tmp_path
     if CANNOT.get(name) in values:
         return
     whole, steps = start(name, values), []
-    whole.go(lambda at: steps.append(at))
+    whole.execute(lambda at: steps.append(at))
     total = len(steps)
     chance = torch.Generator().manual_seed(len(name) + total)
     # Saved every third step; cut twice, in whatever task, epoch and round that is.
@@ -78,21 +77,21 @@ def test_a_run_that_was_cut_short_ends_with_the_same_bits(name, values, tmp_path
     if moments[1] > moments[0] + 3:
         cut_at(middle, moments[1] - moments[0])
     last = start(name, values, tmp_path, steps=3)
-    record = go_on(last)
+    record = last.resume()
     assert record.complete
     expected, found = outcome(whole), outcome(last)
     assert expected[0] == found[0]
     assert same(expected[1], found[1])
     assert same(expected[2], found[2])
     assert not (tmp_path / "checkpoints").exists()
-    assert go_on(start(name, values, tmp_path)).model_dump() == record.model_dump()
+    assert start(name, values, tmp_path).resume().model_dump() == record.model_dump()
 
 
 def test_stopped_in_the_base_update_it_does_not_train_again(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(keeper, "WORTH_SAVING", 0)
+    monkeypatch.setattr(manager, "WORTH_SAVING", 0)
     values = SETTINGS[2]  # plateau: the weights at the end of training are not the last ones
     whole = start(name, values)
-    whole.go()
+    whole.execute()
     kind, tasks = METHODS[name], []
 
     def stopping(self, net, task, generator):
@@ -105,9 +104,9 @@ def test_stopped_in_the_base_update_it_does_not_train_again(name, tmp_path, monk
     with monkeypatch.context() as patch:
         patch.setattr(kind, "end_task", stopping)
         with pytest.raises(Cut):
-            go_on(cut)
+            cut.resume()
     cut.method.close()
     last, steps = start(name, values, tmp_path), []
-    go_on(last, steps.append)
+    last.resume(steps.append)
     assert {at.task for at in steps} == {2}
     assert same(outcome(whole), outcome(last))

@@ -10,7 +10,7 @@ from torch import distributed
 import classgrad
 from classgrad.distributed import voice
 from classgrad.distributed.voice import Voice
-from classgrad.runs import state as run_state
+from classgrad.runs import run as runs
 from distributed import processes
 
 WORDS = ["run", "split-digits", "--method", "gpm", "--set", "epochs=1", "--set", "samples=20"]
@@ -108,11 +108,11 @@ def test_one_speaks_for_a_first_process_that_does_not(monkeypatch):
 
 def test_a_file_that_is_shown_late_is_waited_for(tmp_path, monkeypatch):
     path = tmp_path / "runs" / "lock.json"
-    monkeypatch.setattr(run_state, "PATIENCE", 0.0)
-    assert not run_state.seen(path)
-    monkeypatch.setattr(run_state, "PATIENCE", 30.0)
-    monkeypatch.setattr(run_state.time, "sleep", lambda seconds: show(path))
-    assert run_state.seen(path)
+    monkeypatch.setattr(runs, "PATIENCE", 0.0)
+    assert not runs.seen(path)
+    monkeypatch.setattr(runs, "PATIENCE", 30.0)
+    monkeypatch.setattr(runs.time, "sleep", lambda seconds: show(path))
+    assert runs.seen(path)
 
 
 def show(path):

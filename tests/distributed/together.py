@@ -17,10 +17,8 @@ from classgrad.errors import UserError
 from classgrad.methods import OGD
 from classgrad.methods.base import Fit
 from classgrad.networks import Network
-from classgrad.runs.parallel import agree
-from classgrad.runs.run import Run
+from classgrad.runs.run import Run, locking, refuse_other_processes
 from classgrad.runs.spec import make_plan
-from classgrad.runs.state import locking
 from classgrad.tasks import Task, TaskStream
 from classgrad.training.acceleration import prepare
 from streams import blobs
@@ -106,7 +104,7 @@ def learnt(name: str) -> dict[str, Tensor]:
             found[task] = torch.cat([p.grad.flatten() for p in moved if p.grad is not None])
 
     with mock.patch("classgrad.training.loop.prepare", noted):
-        record = run.go()
+        record = run.execute()
     found |= {f"net {key}": value for key, value in run.net.state_dict().items()}
     for site, subspace in getattr(run.method, "subspaces", {}).items():
         found[f"basis {site}"] = subspace.basis
@@ -128,8 +126,8 @@ def refusals() -> dict[str, str]:
 
     def versions() -> None:
         found = {"python": "3", "classgrad": "1", "torch": "2" if other else "1"}
-        with mock.patch("classgrad.runs.parallel.versions", return_value=found):
-            agree([])
+        with mock.patch("classgrad.runs.run.versions", return_value=found):
+            refuse_other_processes([])
 
     def not_finite() -> None:
         run = made("gpm", **{**MANY, "samples": 100, "tasks": 1})
@@ -139,7 +137,7 @@ def refusals() -> dict[str, str]:
         run.method.end_task(run.net, run.stream[0], torch.Generator().manual_seed(0))
 
     def sight() -> None:
-        seen = mock.patch("classgrad.runs.state.seen", return_value=not other)
+        seen = mock.patch("classgrad.runs.run.seen", return_value=not other)
         with seen, mock.patch.object(Lock, "__enter__"), locking(Path("runs")):
             pass
 
@@ -154,8 +152,8 @@ def refusals() -> dict[str, str]:
         "batch": lambda: run(blobs(1), batch_size=1),
         "compile": lambda: run(blobs(1), compile=True),
         "few": lambda: run(few),
-        "settings": lambda: agree([plan[2 if other else 1]]),
-        "words": lambda: agree([], fresh=other),
+        "settings": lambda: refuse_other_processes([plan[2 if other else 1]]),
+        "words": lambda: refuse_other_processes([], fresh=other),
         "one input": not_finite,
         "sight": sight,
         "versions": versions,
@@ -192,7 +190,7 @@ def parted() -> dict[str, list[float]]:
             mock.patch.object(type(run.method), "fit_task", side_effect=fit_task),
             mock.patch.object(OGD, "gradients", rounded),
         ):
-            run.go()
+            run.execute()
         values = [p.detach().flatten() for p in run.net.parameters()]
         bases = [s.basis for s in getattr(run.method, "subspaces", {}).values()]
         bases += [run.method.basis] if name == "ogd" else []

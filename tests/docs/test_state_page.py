@@ -11,11 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 from classgrad import CGP, GPM, Learner, Training, UserError
-from classgrad.checkpoints import Keeper
-from classgrad.checkpoints.keeper import FOLDER
+from classgrad.checkpoints import CheckpointManager
+from classgrad.checkpoints.manager import FOLDER
 from classgrad.checkpoints.store import Store
 from classgrad.learner.learnt import LearntTask
-from classgrad.learner.state import taken
 from classgrad.methods import METHODS
 from learner.stored_states import DATA, made, points
 from oracles.models import built
@@ -58,7 +57,7 @@ def seen(images):
 
 def test_every_key_of_a_state_is_on_the_page():
     found = [name for row in rows("| key | type | meaning |") for name in keys(row[0])]
-    assert set(taken(made(GPM()))) <= set(found)
+    assert set(made(GPM()).state_dict()) <= set(found)
     found = [name for row in rows("| key of a task | type |") for name in keys(row[0])]
     assert {field.name for field in fields(LearntTask)} <= set(found)
 
@@ -86,11 +85,13 @@ def test_the_parts_of_shares_and_groups_are_on_the_page():
 def test_what_is_kept_of_an_unfinished_task_is_on_the_page(tmp_path):
     learner, kept = made(GPM()), []
 
-    class Noting(Keeper):
+    class Noting(CheckpointManager):
         def save(self, state):
             kept.append(state)
 
-    learner.learn("two", points(2), keep_in=tmp_path, keeper=Noting(tmp_path / "part", steps=1))
+    learner.learn(
+        "two", points(2), checkpoint_dir=tmp_path, checkpoints=Noting(tmp_path / "part", steps=1)
+    )
     text = PAGE.split("`learning/` has")[1].split("\n\n")[0]
     assert set(kept[0]) <= set(keys(text))
 
@@ -107,7 +108,7 @@ def test_without_classgrad_the_state_is_read_by_the_lines_on_the_page(tmp_path, 
     monkeypatch.chdir(tmp_path)
     space = {}
     exec(code, space)
-    assert same(space["state"], taken(learner))
+    assert same(space["state"], learner.state_dict())
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -140,7 +141,7 @@ def test_class_means_are_embeddings_of_single_images_and_can_be_left_out(images)
     x = learner.transform(images)
     embeddings = functional.normalize(learner.net.embed(x, 0), dim=1)
     assert torch.allclose(learner.prototypes[0], embeddings, atol=1e-6)
-    assert taken(learnt(GPM(), images, prototypes=False))["prototypes"] == []
+    assert learnt(GPM(), images, prototypes=False).state_dict()["prototypes"] == []
 
 
 def test_saved_twice_nothing_on_disk_has_the_prototypes_of_a_forgotten_class(images, tmp_path):

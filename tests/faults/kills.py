@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 
-from classgrad.checkpoints import Keeper, encoding, files
+from classgrad.checkpoints import CheckpointManager, encoding, files
 from classgrad.methods import METHODS
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
-from classgrad.runs.state import go_on
 from streams import blobs
 
 STREAM = blobs(tasks=2, per_class=8)
@@ -53,7 +52,7 @@ def warm_up() -> None:
 def start(name: str, folder: Path) -> Run:
     """Return a run of a method on a small stream."""
     plan = make_plan(STREAM, name, values={**QUICK, **NORMS, **FEWER.get(name, {})})
-    return Run(plan, STREAM, folder, Keeper(folder, steps=SAVE_EVERY))
+    return Run(plan, STREAM, folder, CheckpointManager(folder, steps=SAVE_EVERY))
 
 
 def digest(state: Any) -> str:
@@ -68,7 +67,7 @@ def digest(state: Any) -> str:
 def run_to_end(name: str, folder: Path) -> None:
     """Learn, or go on learning, and write down how it ended."""
     running = start(name, folder)
-    record = go_on(running).model_dump(exclude={"seconds"})
+    record = running.resume().model_dump(exclude={"seconds"})
     states = {"net": running.net.state_dict(), "method": running.method.state_dict()}
     # Killed when all was done, a run has its record and nothing more to learn.
     learnt = digest(states) if running.scores else None

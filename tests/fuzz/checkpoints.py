@@ -8,14 +8,14 @@ from socket import gethostname
 
 import torch
 
-from classgrad.checkpoints import Keeper, Lock
+from classgrad.checkpoints import CheckpointManager, Lock
+from classgrad.checkpoints.errors import understood
 from classgrad.checkpoints.files import MANIFEST, STATE, TENSORS
 from classgrad.checkpoints.manifest import Entry, Manifest, parse_manifest
 from classgrad.learner.drift import Reference
 from classgrad.methods import GPM
 from classgrad.runs.run import Run
 from classgrad.runs.spec import Plan, make_plan
-from classgrad.runs.state import restore, taken
 from classgrad.training.loop import Loop
 from fuzz.target import Strategy, Target
 from fuzz.trees import as_json, changed
@@ -35,11 +35,10 @@ def _make(folder: Path, name: str) -> Path:
     run.learn(0)
     run.net.add_task(2)
     run.method.begin_task(run.net, STREAM[1])
-    run.started = 0.0
     loop = _loop(run)
     loop.step(STREAM[1], loop.shuffle.new_tensor([0, 1, 2]).long())
-    assert run.keeper is not None
-    run.keeper.save(taken(run, {**loop.state_dict(), "round": 0}))
+    assert run.checkpoints is not None
+    run.checkpoints.save(run.state_dict({**loop.state_dict(), "round": 0}))
     run.method.close()
     return folder / "checkpoints" / "000001" / name
 
@@ -50,12 +49,13 @@ def _loop(run: Run) -> Loop:
 
 def _read(folder: Path) -> None:
     """Take a run up from its checkpoint."""
-    loaded = Keeper(folder).load()
+    loaded = CheckpointManager(folder).load()
     if loaded:
         run = Run(_plan(), STREAM, folder)
-        restore(run, loaded.state)
-        if run.unfinished:
-            _loop(run).load_state_dict(run.unfinished)
+        with understood("what is kept"):
+            run.load_state_dict(loaded.state)
+        if run.session.unfinished:
+            _loop(run).load_state_dict(run.session.unfinished)
 
 
 def sign(folder: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from classgrad import CGP, Finetune, Learner, Training
-from classgrad.checkpoints import Keeper
+from classgrad.checkpoints import CheckpointManager
 from faults.kills import ended, in_child, warm_up
 from photos import timeless
 
@@ -55,9 +55,13 @@ def learn_next(folder, number, kill_at=None):
         if progress.step == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    keeper = Keeper(folder / "learning", steps=4 if number in KILLED else None)
+    checkpoints = CheckpointManager(folder / "learning", steps=4 if number in KILLED else None)
     learner.learn(
-        f"task {number}", train_data(number), keep_in=folder, keeper=keeper, observer=observer
+        f"task {number}",
+        train_data(number),
+        checkpoint_dir=folder,
+        checkpoints=checkpoints,
+        observer=observer,
     )
     if number in KILLED:
         assert steps[0] == KILLED[number] - (KILLED[number] - 1) % 4  # after what was saved last

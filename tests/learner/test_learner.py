@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from classgrad import CGP, GPM, Finetune, Learner, Training
-from classgrad.checkpoints import Keeper
+from classgrad.checkpoints import CheckpointManager
 from classgrad.errors import UserError
 from classgrad.training.loop import LossNotFinite
 from oracles.models import built
@@ -47,9 +47,8 @@ def named(predictions):
 
 
 def same_state(first, second):
-    from classgrad.learner.state import taken
 
-    one, two = taken(first), taken(second)
+    one, two = first.state_dict(), second.state_dict()
     for state in (one, two):
         for task in state["tasks"]:
             del task["when"], task["seconds"]
@@ -114,7 +113,7 @@ def test_a_task_that_was_cut_short_goes_on_to_the_same_bits(tmp_path, monkeypatc
     straight, broken = small(), small()
     straight.learn("one", points(1))
     straight.learn("two", points(2))
-    broken.learn("one", points(1), keep_in=tmp_path)
+    broken.learn("one", points(1), checkpoint_dir=tmp_path)
     before = broken.predict(points(1)[0])
 
     class Cut(Exception):
@@ -124,17 +123,19 @@ def test_a_task_that_was_cut_short_goes_on_to_the_same_bits(tmp_path, monkeypatc
         if progress.step == 9:
             raise Cut
 
-    keeper = Keeper(tmp_path / "learning", steps=4)
+    checkpoints = CheckpointManager(tmp_path / "learning", steps=4)
     with pytest.raises(Cut):
-        broken.learn("two", points(2), keep_in=tmp_path, keeper=keeper, observer=observer)
+        broken.learn(
+            "two", points(2), checkpoint_dir=tmp_path, checkpoints=checkpoints, observer=observer
+        )
     assert broken.predict(points(1)[0]) == before
     assert [task.name for task in broken.tasks] == ["one"]
     again = Learner.load(tmp_path, trunk=trunk())
     assert [task.name for task in again.tasks] == ["one"]
     with pytest.raises(UserError, match="'two' was cut short with another data"):
-        again.learn("two", points(3), keep_in=tmp_path)
+        again.learn("two", points(3), checkpoint_dir=tmp_path)
     steps = []
-    again.learn("two", points(2), keep_in=tmp_path, observer=lambda p: steps.append(p.step))
+    again.learn("two", points(2), checkpoint_dir=tmp_path, observer=lambda p: steps.append(p.step))
     assert steps[0] == 9  # the state was of after eight steps
     assert same_state(straight, again)
     assert same_state(straight, Learner.load(tmp_path, trunk=trunk()))
@@ -155,13 +156,13 @@ def test_a_task_that_fails_leaves_the_learner_as_it_was():
 
 def test_two_learners_on_one_state_do_not_overwrite_each_other(tmp_path):
     first = small()
-    first.learn("one", points(1), keep_in=tmp_path)
+    first.learn("one", points(1), checkpoint_dir=tmp_path)
     second = Learner.load(tmp_path, trunk=trunk())
-    second.learn("two", points(2), keep_in=tmp_path)
+    second.learn("two", points(2), checkpoint_dir=tmp_path)
     with pytest.raises(UserError, match="has learnt more since"):
         first.save(tmp_path)
     with pytest.raises(UserError, match="has learnt more since"):
-        first.learn("three", points(3), keep_in=tmp_path)
+        first.learn("three", points(3), checkpoint_dir=tmp_path)
     assert [task.name for task in Learner.load(tmp_path, trunk=trunk()).tasks] == ["one", "two"]
 
 
@@ -341,17 +342,16 @@ def test_finetuning_forgets_what_cgp_keeps(learner):
 
 def test_a_state_whose_parts_do_not_fit_is_refused_in_one_line(learner):
     from classgrad.checkpoints.errors import understood
-    from classgrad.learner.state import put_back, taken
 
     for name, value in (
         ("input_shape", [0]),
         ("prototypes", []),
         ("tasks", [{"name": "one"}]),
-        ("tasks", [{**taken(learner)["tasks"][0], "sharpness": {}}]),
-        ("tasks", [{**task, "ranks": {}} for task in taken(learner)["tasks"]]),
+        ("tasks", [{**learner.state_dict()["tasks"][0], "sharpness": {}}]),
+        ("tasks", [{**task, "ranks": {}} for task in learner.state_dict()["tasks"]]),
     ):
         with pytest.raises(UserError, match="does not fit") as error, understood("it"):
-            put_back(small(), {**taken(learner), name: value})
+            small().load_state_dict({**learner.state_dict(), name: value})
         assert str(error.value).isprintable()
 
 

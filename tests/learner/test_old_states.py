@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from classgrad import METHODS, Learner
-from classgrad.checkpoints.keeper import FOLDER
+from classgrad.checkpoints.manager import FOLDER
 from classgrad.checkpoints.schema import SCHEMA_VERSION
 from learner.stored_states import DATA, PREDICTED, points, told
 
@@ -35,7 +35,9 @@ def test_a_stored_learner_predicts_what_it_did_when_it_was_saved(folder):
 def test_a_stored_learner_learns_on_and_is_saved_again(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "state")
     learner = Learner.load(tmp_path / "state")
-    learner.learn("task 2", points(2), classes=["2a", "2b", "2c"], keep_in=tmp_path / "state")
+    learner.learn(
+        "task 2", points(2), classes=["2a", "2b", "2c"], checkpoint_dir=tmp_path / "state"
+    )
     again = Learner.load(tmp_path / "state")
     assert [task.name for task in again.tasks] == ["task 0", "task 1", "task 2"]
     assert told(again) == told(learner)

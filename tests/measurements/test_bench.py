@@ -214,9 +214,9 @@ def test_what_is_timed_as_a_save_is_all_of_a_state(small_ranks, tmp_path):
     one.step()
     keeping = saving.keeping_of(one, tmp_path)
     keeping.after_step(one.loop.state_dict)
-    assert keeping.keeper.load() is None  # it is not time yet
+    assert keeping.checkpoints.load() is None  # it is not time yet
     keeping.save(one.loop.state_dict())
-    state = keeping.keeper.load().state
+    state = keeping.checkpoints.load().state
     assert {name: len(basis) for name, basis in state["method"]["bases"].items()} == DIMENSIONS
     kept = state["unfinished"]["optimizer"]
     moving = [p for p in one.loop.parameters if p.grad is not None]

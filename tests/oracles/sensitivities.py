@@ -60,7 +60,7 @@ def later_loss(stream: TaskStream, method: Method) -> float:
     """Cross-entropy on the training samples of the first task after all are learnt."""
     values = {"epochs": 15, "batch_size": 6, "learning_rate": 0.1, "warmup": 0, "width": 16}
     running = Run(make_plan(stream, method, values=values), stream)
-    running.go()
+    running.execute()
     with torch.no_grad():
         logits = logits_apart(running.net, stream[0])
     return float(functional.cross_entropy(logits, stream[0].train.labels))

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn import functional
 
 from classgrad.networks import build
-from classgrad.prediction.accuracy import Judge, accuracy, class_means, evaluate
+from classgrad.prediction.accuracy import ClassPrototypes, accuracy, class_means, evaluate
 from streams import blobs
 
 STREAM = blobs(tasks=3)
@@ -12,18 +12,18 @@ STREAM = blobs(tasks=3)
 
 def learnt(**options):
     net = build("mlp", STREAM.input_shape, **options)
-    judge = Judge()
+    prototypes = ClassPrototypes()
     for task in STREAM:
         net.add_task(task.classes)
         with torch.no_grad():  # a head that points to the class means: far better than chance
             net.heads[-1].weight.copy_(10 * class_means(net, task))
-        judge.learn(net, task)
-    return net, judge
+        prototypes.learn(net, task)
+    return net, prototypes
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_norm": True, "norm": "stored", "affine": "task"}])
 def test_against_a_loop_over_samples(options):
-    net, judge = learnt(**options)
+    net, prototypes = learnt(**options)
     net.eval()
     task, test = STREAM[1], STREAM.test(1)
     given = confident = nearest = 0
@@ -36,7 +36,7 @@ def test_against_a_loop_over_samples(options):
                 chances = net.classify(features, other.id).softmax(1)[0]
                 cosines = [
                     float(functional.cosine_similarity(features[0], p, dim=0))
-                    for p in judge.prototypes[other.id]
+                    for p in prototypes.prototypes[other.id]
                 ]
                 for c, name in enumerate(other.class_names):
                     sure.append((float(chances[c]), name))
@@ -46,26 +46,26 @@ def test_against_a_loop_over_samples(options):
             wanted = task.class_names[label]
             confident += max(sure)[1] == wanted
             nearest += max(close)[1] == wanted
-    score = evaluate(net, judge, task, test)
+    score = evaluate(net, prototypes, task, test)
     count = len(test)
-    assert score.given == pytest.approx(100 * given / count)
-    assert score.confident == pytest.approx(100 * confident / count)
-    assert score.nearest == pytest.approx(100 * nearest / count)
-    assert 0 < score.confident <= 100
-    assert score.given == pytest.approx(accuracy(net, 1, task, test))
-    assert sum(score.by_class) / 3 == pytest.approx(score.given)
+    assert score.task_known == pytest.approx(100 * given / count)
+    assert score.by_confidence == pytest.approx(100 * confident / count)
+    assert score.by_prototype == pytest.approx(100 * nearest / count)
+    assert 0 < score.by_confidence <= 100
+    assert score.task_known == pytest.approx(accuracy(net, 1, task, test))
+    assert sum(score.by_class) / 3 == pytest.approx(score.task_known)
 
 
 def test_a_class_name_that_returns_is_the_same_class():
     from classgrad.benchmarks import permuted_digits
 
     stream = permuted_digits(tasks=2)
-    judge = Judge()
+    prototypes = ClassPrototypes()
     net = build("mlp", stream.input_shape)
     for task in stream:
         net.add_task(10)
-        judge.learn(net, task)
-    assert torch.equal(judge.tasks[0], judge.tasks[1])
+        prototypes.learn(net, task)
+    assert torch.equal(prototypes.tasks[0], prototypes.tasks[1])
 
 
 def test_prototypes_are_unit_means_of_the_classes():
@@ -80,16 +80,16 @@ def test_prototypes_are_unit_means_of_the_classes():
 
 
 def test_batch_statistics_use_batches_of_64_in_a_fixed_order():
-    net, judge = learnt(batch_norm=True, norm="batch")
-    first = evaluate(net, judge, STREAM[0], STREAM.test(0))
-    again = evaluate(net, judge, STREAM[0], STREAM.test(0))
+    net, prototypes = learnt(batch_norm=True, norm="batch")
+    first = evaluate(net, prototypes, STREAM[0], STREAM.test(0))
+    again = evaluate(net, prototypes, STREAM[0], STREAM.test(0))
     assert first == again
 
 
 def test_evaluation_changes_nothing():
-    net, judge = learnt(batch_norm=True, norm="stored")
+    net, prototypes = learnt(batch_norm=True, norm="stored")
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    evaluate(net, judge, STREAM[0], STREAM.test(0))
+    evaluate(net, prototypes, STREAM[0], STREAM.test(0))
     for name, value in net.state_dict().items():
         assert torch.equal(before[name], value), name
     assert isinstance(net, nn.Module)

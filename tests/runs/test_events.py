@@ -7,9 +7,8 @@ import sys
 import pytest
 
 from classgrad import cli
-from classgrad.checkpoints import Store
+from classgrad.checkpoints import CheckpointManager, Store
 from classgrad.runs import events
-from classgrad.runs.state import taken
 from classgrad.training.loop import Loop
 
 SMALL = ["--set", "tasks=5", "--set", "train_per_class=16", "--set", "batch_size=5"]
@@ -116,20 +115,21 @@ def test_a_fresh_start_replaces_all_curves(call, whole, tmp_path):
 
 def test_curves_are_on_disk_when_the_state_is(call, tmp_path, monkeypatch):
     flush, flushed, seen = events.Events.flush, [], []
+    save = CheckpointManager.save
 
     def watched_flush(self):
         flush(self)
         flushed.append(1)
 
-    def watched(run, unfinished=None):
+    def watched_save(self, state):
         assert flushed
         flushed.clear()
-        seen.append((run.steps, curves(run.folder)["training/loss"][-1][0]))
-        return taken(run, unfinished)
+        seen.append((state["steps"], curves(self.store.folder.parent)["training/loss"][-1][0]))
+        save(self, state)
 
     monkeypatch.setattr(events.Events, "flush", watched_flush)
     monkeypatch.setattr(events.Events, "task", lambda *_: None)  # it flushes, too
-    monkeypatch.setattr("classgrad.runs.state.taken", watched)
+    monkeypatch.setattr(CheckpointManager, "save", watched_save)
     assert call(*WORDS, "--save-steps", "10")[0] == 0
     assert len(seen) > 3
     assert all(steps - written < 10 for steps, written in seen)

@@ -51,7 +51,7 @@ def test_room_shrinks_with_every_task(default_runs):
 def test_memory_bytes_counts_bases_and_prototypes():
     stream = blobs(tasks=2)
     running = Run(_plan(stream, CGP(contrast=0)), stream)
-    record = running.go()
+    record = running.execute()
     bases = sum(8 * layer.dimension * layer.ranks[-1] for layer in record.layers)
     prototypes = sum(4 * layer.dimension * 6 for layer in record.layers)  # six classes, float32
     assert record.memory_bytes == bases + prototypes

@@ -6,13 +6,12 @@ from torch.distributed import HashStore
 
 import classgrad
 from classgrad import METHODS, distributed
-from classgrad.checkpoints import Keeper
+from classgrad.checkpoints import CheckpointManager
 from classgrad.distributed import World
 from classgrad.errors import Stopped, UserError
-from classgrad.runs import parallel as run_parallel
+from classgrad.runs import run as runs
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
-from classgrad.runs.state import go_on
 from learner.stored_states import SMALL
 from pretend import Pretend, pretend_device
 from streams import blobs
@@ -36,10 +35,10 @@ def same(record, other):
 @pytest.mark.parametrize("place", ["cuda:0", "mps:0"])
 def test_every_method_runs_on_a_device_as_on_the_cpu(name, place, monkeypatch):
     stream = blobs(2, 2, (1, 4, 4), 12)
-    expected = Run(planned(name, stream), stream).go()
+    expected = Run(planned(name, stream), stream).execute()
     with pretend_device(monkeypatch, place) as device:
         run = Run(planned(name, stream), stream, device=device)
-        record = run.go()
+        record = run.execute()
         assert all(isinstance(value, Pretend) for value in run.net.state_dict().values())
     same(record, expected)
     assert (record.device, expected.device) == (place, "cpu")
@@ -49,30 +48,30 @@ def test_labels_are_drawn_for_what_is_on_a_device(monkeypatch):
     stream = blobs(2, 2, (1, 4, 4), 12)
     values = {**QUICK, "fisher": "sampled"}
     plan = make_plan(stream, "ewc", network="mlp", values=values)
-    expected = Run(plan, stream).go()
+    expected = Run(plan, stream).execute()
     with pretend_device(monkeypatch) as device:
-        same(Run(plan, stream, device=device).go(), expected)
+        same(Run(plan, stream, device=device).execute(), expected)
 
 
 @pytest.mark.parametrize("name", ["cgp", "er", "hat", "icarl", "ogd", "pgn"])
 @pytest.mark.parametrize("first_on_cpu", [False, True])
 def test_a_run_cut_short_goes_on_on_another_device(name, first_on_cpu, monkeypatch, tmp_path):
     stream = blobs(3, 2, (1, 4, 4), 12)
-    expected = Run(planned(name, stream), stream).go()
+    expected = Run(planned(name, stream), stream).execute()
 
     def stop_in_task_1(at):
         if at.task == 1 and at.step == 2:
-            keeper.asked = 15
+            checkpoints.asked = 15
 
     with pretend_device(monkeypatch) as device:
         places = ["cpu", device] if first_on_cpu else [device, "cpu"]
-        keeper = Keeper(tmp_path)
-        one = Run(planned(name, stream), stream, tmp_path, keeper, device=places[0])
+        checkpoints = CheckpointManager(tmp_path)
+        one = Run(planned(name, stream), stream, tmp_path, checkpoints, device=places[0])
         with pytest.raises(Stopped):
-            go_on(one, stop_in_task_1)
+            one.resume(stop_in_task_1)
         steps = []
         other = Run(planned(name, stream), stream, tmp_path, device=places[1])
-        record = go_on(other, lambda at: steps.append((at.task, at.step)))
+        record = other.resume(lambda at: steps.append((at.task, at.step)))
     assert steps[0] > (1, 1)
     same(record, expected)
     assert record.device == str(places[1])
@@ -118,14 +117,14 @@ def test_each_of_several_processes_has_a_device_of_its_own(monkeypatch):
     used = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.append(device))
-    monkeypatch.setattr(run_parallel, "world", lambda: World(3, 4))
+    monkeypatch.setattr(runs, "world", lambda: World(3, 4))
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert run_parallel.device("cuda") == torch.device("cuda:1")
+    assert runs.own_device("cuda") == torch.device("cuda:1")
     assert used == [torch.device("cuda:1")]
-    assert run_parallel.device("cpu") == torch.device("cpu")
+    assert runs.own_device("cpu") == torch.device("cpu")
     with pytest.raises(UserError, match="device 'cuda:1' is for one process: give cpu, or cuda"):
-        run_parallel.device("cuda:1")
+        runs.own_device("cuda:1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(UserError, match="3 processes share this machine's 2 graphics devices"):
-        run_parallel.device("cuda")
+        runs.own_device("cuda")

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from classgrad import GPM, Finetune, Learner, Training
-from classgrad.checkpoints import Keeper
+from classgrad.checkpoints import CheckpointManager
 from classgrad.errors import Stopped
 from classgrad.training.loop import Loop
 from classgrad.training.loss_scale import START, LossScale
@@ -123,19 +123,21 @@ def test_the_factor_goes_on_with_a_task_that_was_cut_short(tmp_path, monkeypatch
     def stopping(self, *given):
         factors.append(self.scale.factor)
         if len(factors) == 6:
-            keeper.asked = 15
+            checkpoints.asked = 15
         return step(self, *given)
 
-    keeper = Keeper(tmp_path / "cut" / "learning")
+    checkpoints = CheckpointManager(tmp_path / "cut" / "learning")
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "step", stopping)
-        learner().learn("one", points(), keep_in=tmp_path / "whole")
-        wanted, factors, keeper.asked = factors, [], None
+        learner().learn("one", points(), checkpoint_dir=tmp_path / "whole")
+        wanted, factors, checkpoints.asked = factors, [], None
         with pytest.raises(Stopped):
-            learner().learn("one", points(), keep_in=tmp_path / "cut", keeper=keeper)
+            learner().learn(
+                "one", points(), checkpoint_dir=tmp_path / "cut", checkpoints=checkpoints
+            )
         assert factors[-1] < 2.0**25
         before, factors = factors, []
-        learner().learn("one", points(), keep_in=tmp_path / "cut")
+        learner().learn("one", points(), checkpoint_dir=tmp_path / "cut")
     assert before + factors == wanted
     trunk = learner().trunk
     assert kept(tmp_path / "cut", trunk) == kept(tmp_path / "whole", trunk)

@@ -1,8 +1,8 @@
 """States kept safely on disk: saved whole or not at all, checked when read, locked while used."""
 
 from classgrad.checkpoints.errors import BadCheckpoint
-from classgrad.checkpoints.keeper import Keeper
 from classgrad.checkpoints.lock import Lock
+from classgrad.checkpoints.manager import CheckpointManager
 from classgrad.checkpoints.store import Loaded, Store
 
-__all__ = ["BadCheckpoint", "Keeper", "Loaded", "Lock", "Store"]
+__all__ = ["BadCheckpoint", "CheckpointManager", "Loaded", "Lock", "Store"]

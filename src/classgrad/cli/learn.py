@@ -22,7 +22,7 @@ from classgrad.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from classgrad.checkpoints import Keeper
+    from classgrad.checkpoints import CheckpointManager
     from classgrad.data.pictures import Pictures
     from classgrad.learner.learner import Learner
 
@@ -86,17 +86,16 @@ def learn(
     """
     from rich.console import Console
 
-    from classgrad.checkpoints import Keeper
+    from classgrad.checkpoints import CheckpointManager
     from classgrad.cli.info import tell_learnt
-    from classgrad.learner.learner import LEARNING
-    from classgrad.learner.teaching import SingleImage
+    from classgrad.learner.learner import LEARNING, SingleImage
 
     if not task.strip():
         raise UserError("--task is empty: give the task a name")
     values = parse_settings(settings or [])
     console = Console(markup=False, highlight=False)
-    keeper = Keeper(state / LEARNING, minutes=save_minutes, steps=save_steps)
-    with keeper.listening():
+    checkpoints = CheckpointManager(state / LEARNING, minutes=save_minutes, steps=save_steps)
+    with checkpoints.listening():
         wanted = Wanted(
             network, model, method, size, seed, precision, device, no_prototypes, values
         )
@@ -105,7 +104,7 @@ def learn(
         pictures = read_images(console, images, learner, skip_bad)
         before = len(learner.tasks)
         with warnings.catch_warnings(action="ignore", category=SingleImage):  # told already
-            learn_task(console, learner, task, pictures, state, keeper, fresh)
+            learn_task(console, learner, task, pictures, state, checkpoints, fresh)
     tell_learnt(console, learner, task, state, new=len(learner.tasks) > before)
 
 
@@ -146,15 +145,15 @@ def learn_task(
     task: str,
     pictures: "Pictures",
     folder: Path,
-    keeper: "Keeper",
+    checkpoints: "CheckpointManager",
     fresh: bool,
 ) -> None:
     """Learn a task, or go on with it, and save the learner; show how far it is."""
-    from classgrad.learner.state import unfinished
+    from classgrad.learner.learner import unfinished_state
     from classgrad.report.bar import bar
     from classgrad.training.loop import Progress
 
-    kept = None if fresh else unfinished(keeper, len(learner.tasks))
+    kept = None if fresh else unfinished_state(checkpoints, len(learner.tasks))
     if kept and kept.get("task") == task:
         console.print(f"going on with task '{task}', which was cut short", soft_wrap=True)
     with bar(console, task) as move:
@@ -167,9 +166,9 @@ def learn_task(
                 task,
                 (pictures.images, pictures.labels),
                 classes=pictures.class_names,
-                keep_in=folder,
+                checkpoint_dir=folder,
                 fresh=fresh,
-                keeper=keeper,
+                checkpoints=checkpoints,
                 observer=observer,
             )
         except UserError:
@@ -213,16 +212,15 @@ def drop_leftovers(learner: "Learner", folder: Path) -> None:
 
     A task that was cut short holds them, too, and is refused.
     """
-    from classgrad.checkpoints import Keeper, Lock
-    from classgrad.learner.learner import LEARNING
-    from classgrad.learner.state import unfinished
+    from classgrad.checkpoints import CheckpointManager, Lock
+    from classgrad.learner.learner import LEARNING, unfinished_state
 
-    keeper = Keeper(folder / LEARNING)
+    checkpoints = CheckpointManager(folder / LEARNING)
     with Lock(folder):
-        kept = unfinished(keeper, len(learner.tasks))
+        kept = unfinished_state(checkpoints, len(learner.tasks))
         if kept:
             raise UserError(
                 f"task '{kept['task']}' was cut short and holds what is to be forgotten: finish it "
                 "first, or start another one with --fresh"
             )
-        keeper.clear()
+        checkpoints.clear()

@@ -212,7 +212,7 @@ def options_of(
             )
         data_dir = None if data_dir is None else data_dir.absolute()
         return Options(jobs or sys.maxsize, threads or 1, data_dir, save_minutes, device)
-    devices.chosen(device)
+    devices.resolve_device(device)
     threads = threads or (1 if (jobs or 1) > 1 else None)
     return Options(jobs or 1, threads, data_dir, save_minutes, device)
 

@@ -1,7 +1,7 @@
 """The command that runs methods on a benchmark."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from classgrad.runs.record import RunRecord
     from classgrad.runs.run import Run
+    from classgrad.tasks import TaskStream
     from classgrad.training.loop import Observer
 
 EXAMPLES = (
@@ -85,13 +86,18 @@ def run(
 
     from rich.console import Console
 
-    from classgrad.checkpoints import Keeper
+    from classgrad.checkpoints import CheckpointManager
     from classgrad.distributed import join, leave, world
     from classgrad.report.terminal import draw_matrices
-    from classgrad.runs import parallel as run_parallel
     from classgrad.runs.events import refuse_missing
-    from classgrad.runs.run import Run, load_stream, run_folder
-    from classgrad.runs.state import forget, go_on, something_kept
+    from classgrad.runs.run import (
+        Run,
+        forget,
+        has_saved_state,
+        load_stream,
+        refuse_other_processes,
+        run_folder,
+    )
 
     first = join(graphics=device.startswith("cuda")).first
     if tensorboard:
@@ -100,31 +106,36 @@ def run(
     seeds = parse_seeds(seed)
     groups = [make_plans(benchmark, method, network, recipe, one, values) for one in seeds]
     all_plans = [plan for plans in groups for plan in plans]
-    run_parallel.agree(all_plans, device=device, fresh=fresh, resume=resume)
+    refuse_other_processes(all_plans, device=device, fresh=fresh, resume=resume)
     folders = [run_folder(out, plan) for plan in all_plans]
     if resume and fresh:
         raise UserError("--resume and --fresh contradict each other: give one of them")
-    if resume and not any(something_kept(folder) for folder in folders):
+    if resume and not any(has_saved_state(folder) for folder in folders):
         raise UserError(f"nothing in '{out}' to go on with: leave out --resume")
     # Brackets in names are no markup.
     console = Console(stderr=as_json, markup=False, quiet=not first)
     tell = partial(console.print, soft_wrap=True)
     records: list[RunRecord] = []
-    for plans in groups:
+
+    def runs(stream: "TaskStream", number: int) -> "Iterator[Run]":
+        for place, plan in enumerate(groups[number]):
+            folder = folders[number * len(groups[0]) + place]
+            checkpoints = CheckpointManager(folder, minutes=save_minutes, steps=save_steps)
+            yield Run(plan, stream, folder, checkpoints, device=device, tensorboard=tensorboard)
+
+    for number, plans in enumerate(groups):
         with world().errors_shared():  # one of several machines may lack the data
             stream = load_stream(plans[0], data_dir)  # the same for all methods
-        if not records:
-            for plan in plans:  # whatever is wrong shows before the first run
-                Run(plan, stream, device=device)
+        one_after_another: Iterable[Run] = runs(stream, number)
+        if number == 0:  # whatever is wrong shows before the first run
+            one_after_another = list(one_after_another)
             if fresh:
                 forget(folders)
-        for plan in plans:
-            folder = folders[len(records)]
-            keeper = Keeper(folder, minutes=save_minutes, steps=save_steps)
-            one = Run(plan, stream, folder, keeper, device=device, tensorboard=tensorboard)
-            with keeper.listening(), progress_bar(console, one) as observer:
-                records.append(go_on(one, observer, tell=tell))
-                keeper.obey()
+        for one in one_after_another:
+            assert one.checkpoints is not None
+            with one.checkpoints.listening(), progress_bar(console, one) as observer:
+                records.append(one.resume(observer, tell=tell))
+                one.checkpoints.raise_if_stopped()
     leave()
     if not first:
         return

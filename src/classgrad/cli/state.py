@@ -66,7 +66,7 @@ def tell_warnings(console: "Console", learner: "Learner") -> None:
 
 def made_or_opened(folder: Path, wanted: Wanted) -> "Learner":
     """Return the learner in a folder, or a new one if there is none."""
-    from classgrad.checkpoints.keeper import FOLDER
+    from classgrad.checkpoints.manager import FOLDER
     from classgrad.checkpoints.store import Store
 
     if wanted.network is not None and wanted.model is not None:
@@ -81,8 +81,8 @@ def made_or_opened(folder: Path, wanted: Wanted) -> "Learner":
 
 def refuse_other_folder(folder: Path) -> None:
     """Refuse a folder that holds anything but a learner: what a mistake could mix up."""
-    from classgrad.checkpoints.keeper import FOLDER
     from classgrad.checkpoints.lock import FILE_NAME
+    from classgrad.checkpoints.manager import FOLDER
     from classgrad.learner.learner import LEARNING
 
     try:
@@ -102,12 +102,12 @@ def refuse_other_folder(folder: Path) -> None:
 def new_learner(wanted: Wanted) -> "Learner":
     """Return a learner that has learnt nothing yet."""
     from classgrad import methods
-    from classgrad.learner.learner import USUAL, Learner
+    from classgrad.learner.learner import DEFAULT_TRAINING, Learner
 
     network = None if wanted.model else wanted.network or NETWORK
     kind, seed = methods.kind(wanted.method or METHOD), SEED if wanted.seed is None else wanted.seed
     filled = settled(network, kind, {}, wanted.values)
-    chosen = {kind.letters.get(name, name) for name in filled["method"]}
+    chosen = {kind.field_of(name) for name in filled["method"]}
     if wanted.no_prototypes and kind.accepts("similarity") and "similarity" not in chosen:
         filled["method"]["similarity"] = 1  # base refining would keep some
     return Learner(
@@ -116,7 +116,7 @@ def new_learner(wanted: Wanted) -> "Learner":
         network=network,
         network_options=filled.get("network_options"),
         size=wanted.size or SIZE,
-        training=USUAL.replace(**filled["training"]),
+        training=DEFAULT_TRAINING.replace(**filled["training"]),
         prototypes=not wanted.no_prototypes,
         seed=seed,
         device=wanted.device,

@@ -43,10 +43,10 @@ def settings_of(name: str) -> dict[str, str]:
     if name not in owners:
         raise unknown("method, benchmark or network", name, owners)
     settings = owners[name]
-    letters = {word: letter for letter, word in settings.letters.items()}
+    aliases = {name: alias for alias, name in settings.aliases.items()}
     return {
-        f"{word} ({letters[word]})" if word in letters else word: (
+        f"{name} ({aliases[name]})" if name in aliases else name: (
             f"{field.description} (default {json.dumps(field.default)})"
         )
-        for word, field in settings.model_fields.items()
+        for name, field in settings.model_fields.items()
     }

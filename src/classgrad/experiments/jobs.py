@@ -9,9 +9,8 @@ from typing import Any, Literal
 from classgrad.errors import UserError
 from classgrad.experiments.spec import Experiment
 from classgrad.runs.record import FILE_NAME, RunRecord
-from classgrad.runs.run import run_folder
+from classgrad.runs.run import has_saved_state, run_folder
 from classgrad.runs.spec import Plan
-from classgrad.runs.state import something_kept
 
 CRASH_FILE = "crash.txt"  # the trace of a crash, in the folder of a run
 
@@ -49,14 +48,14 @@ class Job:
             record = RunRecord.load(self.folder)
         except UserError:  # the run itself says what is wrong with it
             return None
-        return record if record.is_of(self.plan.as_dict()) else None
+        return record if self.plan.describes(record.settings()) else None
 
     def state(self) -> State:
         """Tell what there is to do: nothing, to go on, or all of it."""
         record = self.record()
         if record is not None and record.complete:
             return "done"
-        return "cut" if something_kept(self.folder) else "missing"
+        return "cut" if has_saved_state(self.folder) else "missing"
 
 
 def of_experiments(

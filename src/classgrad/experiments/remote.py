@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from classgrad.checkpoints import Keeper
+from classgrad.checkpoints import CheckpointManager
 from classgrad.checkpoints.files import MANIFEST, STATE, TENSORS
-from classgrad.checkpoints.keeper import FOLDER
+from classgrad.checkpoints.manager import FOLDER
 from classgrad.errors import UserError, shown
 from classgrad.experiments.jobs import CRASH_FILE, Job
 from classgrad.runs.record import FILE_NAME
@@ -123,7 +123,7 @@ def whole(names: Sequence[str]) -> set[str]:
     return {parent(name) for name in names if is_manifest(name)}
 
 
-class CopyingKeeper(Keeper):
+class CopyingKeeper(CheckpointManager):
     """Keeps the checkpoints of a run, and copies them to a URL."""
 
     def __init__(self, folder: Path, remote: Remote, *, minutes: float) -> None:

@@ -1,6 +1,7 @@
 """Experiments: the runs behind a table or figure of a paper, with the paper's figures beside."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -84,9 +85,13 @@ class Experiment(BaseModel):
     def records(self, records: Iterable[RunRecord], recipe: str) -> dict[str, list[RunRecord]]:
         """Return the records of every line by its label, whatever their seeds; [] for none."""
         records = list(records)
-        wanted = {line.label: line.plan(self.benchmark, recipe, 0).as_dict() for line in self.lines}
+        wanted = {line.label: line.plan(self.benchmark, recipe, 0) for line in self.lines}
         return {
-            label: [record for record in records if record.is_of({**plan, "seed": record.seed})]
+            label: [
+                record
+                for record in records
+                if replace(plan, seed=record.seed).describes(record.settings())
+            ]
             for label, plan in wanted.items()
         }
 

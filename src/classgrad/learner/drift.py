@@ -9,9 +9,10 @@ images, so a reference is no part of its state, and is saved and loaded by itsel
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import safetensors.torch
 import torch
@@ -21,13 +22,33 @@ from torch import Tensor
 from classgrad.data.files import write_atomic
 from classgrad.data.pictures import as_pictures
 from classgrad.errors import UserError, shown
+from classgrad.learner.learnt import LearntTask
+from classgrad.networks.network import Network
 from classgrad.prediction.accuracy import BATCH
-
-if TYPE_CHECKING:
-    from classgrad.learner.learner import Learner
 
 NAME = "classgrad-reference"  # of the metadata in a file
 IDENTITY = ("class_names", "samples", "sharpness", "when", "data")
+
+
+class Answering(Protocol):
+    """What has to be known of a learner to hear its answers."""
+
+    size: int
+    input_shape: tuple[int, ...]
+
+    @property
+    def tasks(self) -> Sequence[LearntTask]:
+        """What was learnt."""
+
+    @property
+    def net(self) -> Network:
+        """The network with the heads of all tasks."""
+
+    def number(self, task: str) -> int:
+        """Return the number of a task."""
+
+    def inputs(self, images: Tensor) -> Tensor:
+        """Return what the network sees of images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +121,7 @@ class Leakage:
         )
 
 
-def take(learner: "Learner", images: Any, task: str) -> Reference:
+def take(learner: Answering, images: Any, task: str) -> Reference:
     """Return what a learner says now to images of a task, given as for `Learner.predict`."""
     number = learner.number(task)
     given = images if isinstance(images, Tensor) else as_pictures(images, learner.size)
@@ -115,7 +136,7 @@ def take(learner: "Learner", images: Any, task: str) -> Reference:
     )
 
 
-def leakage(learner: "Learner", reference: Reference) -> Leakage:
+def leakage(learner: Answering, reference: Reference) -> Leakage:
     """Return how far the answers to a reference have moved since it was taken."""
     number = learner.number(reference.task)
     if identity(learner, number) != reference.identity:
@@ -141,15 +162,15 @@ def leakage(learner: "Learner", reference: Reference) -> Leakage:
 
 
 @torch.no_grad()
-def answers(learner: "Learner", images: Tensor, number: int) -> Tensor:
+def answers(learner: Answering, images: Tensor, number: int) -> Tensor:
     """Return the logits of a task's classes."""
     net = learner.net.eval()
-    batches = learner._inputs(images).split(BATCH)
+    batches = learner.inputs(images).split(BATCH)
     logits = torch.cat([net(x, number) for x in batches])
     return logits[:, : len(learner.tasks[number].class_names)].cpu()
 
 
-def identity(learner: "Learner", number: int) -> dict[str, Any]:
+def identity(learner: Answering, number: int) -> dict[str, Any]:
     """Return what tells a task of this learner from that of another, and stays as it is."""
     about = asdict(learner.tasks[number])
     return {name: about[name] for name in IDENTITY}

@@ -15,7 +15,6 @@ it: keep the state, and export again.
 import copy
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +24,8 @@ from torch.export.graph_signature import InputKind
 from classgrad import __version__
 from classgrad.data.files import write_atomic
 from classgrad.errors import UserError, shown
+from classgrad.learner.learner import Learner
 from classgrad.prediction.calibration import probabilities
-
-if TYPE_CHECKING:
-    from classgrad.learner.learner import Learner
 
 ENDING = ".pt2"
 ABOUT = "classgrad.json"  # in the file: what the numbers mean
@@ -37,7 +34,7 @@ ABOUT = "classgrad.json"  # in the file: what the numbers mean
 class Predictor(nn.Module):
     """From images in [0, 1] to the probabilities of one task's classes."""
 
-    def __init__(self, learner: "Learner", number: int) -> None:
+    def __init__(self, learner: Learner, number: int) -> None:
         super().__init__()
         about = learner.tasks[number]
         self.net = copy.deepcopy(learner.net).cpu()  # a file for any machine
@@ -56,7 +53,7 @@ class Predictor(nn.Module):
 
 
 def export(
-    learner: "Learner", path: Path | str, task: str | None = None, *, force: bool = False
+    learner: Learner, path: Path | str, task: str | None = None, *, force: bool = False
 ) -> None:
     """Write one task of a learner to a file; the only one need not be named.
 
@@ -91,7 +88,7 @@ def refuse_place(path: Path, force: bool) -> None:
         raise UserError(f"'{shown(path)}' is there already: give another name, or --force")
 
 
-def asked_task(learner: "Learner", task: str | None) -> int:
+def asked_task(learner: Learner, task: str | None) -> int:
     """Return the number of the task that is to be exported."""
     learner.net  # noqa: B018  # says so if nothing was learnt
     names = [learnt.name for learnt in learner.tasks]
@@ -140,7 +137,7 @@ def drop_unused(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def described(learner: "Learner", number: int) -> dict[str, object]:
+def described(learner: Learner, number: int) -> dict[str, object]:
     """Return what has to be known to use an exported task."""
     about = learner.tasks[number]
     return {

@@ -6,13 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from classgrad.checkpoints import Keeper
+from classgrad.checkpoints import CheckpointManager
 from classgrad.checkpoints.errors import understood
-from classgrad.checkpoints.keeper import FOLDER
+from classgrad.checkpoints.manager import FOLDER
 from classgrad.checkpoints.store import Store
-from classgrad.learner import state
 from classgrad.learner.forecast import LayerForecast, forecast_all
-from classgrad.learner.learner import LEARNING
+from classgrad.learner.learner import LEARNING, read_state, unfinished_state
 from classgrad.learner.learnt import LearntTask
 
 
@@ -30,11 +29,11 @@ class Info:
 
 def read(folder: Path) -> Info:
     """Return what is known of the learner in a folder."""
-    loaded = state.read(folder, Store(folder / FOLDER))
+    loaded = read_state(folder, Store(folder / FOLDER))
     found = loaded.state
     with understood(f"what is kept in '{folder}'"):
         tasks = [LearntTask(**task) for task in found["tasks"]]
-        kept = state.unfinished(Keeper(folder / LEARNING), len(tasks))
+        kept = unfinished_state(CheckpointManager(folder / LEARNING), len(tasks))
         names = ("network", "network_options", "method", "training", "size", "seed", "precision")
         return Info(
             tasks=tasks,

@@ -159,7 +159,7 @@ class Method(Settings):
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
         """Continue from a state; its tensors are where the network is, or `on_cpu`."""
 
-    def take_up(self, state: dict[str, Any], net: Network) -> None:
+    def restore(self, state: dict[str, Any], net: Network) -> None:
         """Continue from a state that was kept, wherever its tensors are."""
         device = torch.device("cpu") if self.on_cpu else next(net.parameters()).device
         self.load_state_dict(moved(state, device), net)
@@ -169,7 +169,7 @@ class Method(Settings):
         if world().size > 1:
             state = from_first(self.state_dict())
             if not world().first:
-                self.take_up(state, net)
+                self.restore(state, net)
 
 
 def _nbytes(value: Any) -> int:

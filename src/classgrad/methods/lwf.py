@@ -41,7 +41,7 @@ class LwF(Distilled):
 
     name: ClassVar[str] = "lwf"
     summary: ClassVar[str] = "Learning without Forgetting: old heads' answers kept (ECCV 2016)"
-    letters: ClassVar[dict[str, str]] = {"lambda": "strength", "T": "temperature"}
+    aliases: ClassVar[dict[str, str]] = {"lambda": "strength", "T": "temperature"}
 
     strength: float = Field(default=1.0, ge=0, description="weight of the old heads' answers (λ)")
     temperature: float = Field(

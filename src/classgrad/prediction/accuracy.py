@@ -1,6 +1,7 @@
 """Accuracy on test data: with the task given, and without it by confidence and by prototypes."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +21,7 @@ PROTOTYPE_SAMPLES = 100
 
 
 @dataclass
-class Judge:
+class ClassPrototypes:
     """What prediction without task identity needs to know of the tasks learnt so far."""
 
     class_ids: dict[str, int] = field(default_factory=dict)  # one number per class name
@@ -29,47 +30,51 @@ class Judge:
 
     def learn(self, net: Network, task: Task) -> None:
         """Take in a task that was just learnt."""
-        ids = [self.class_ids.setdefault(n, len(self.class_ids)) for n in task.class_names]
-        self.tasks.append(torch.tensor(ids).to(task.train.labels.device))
-        self.prototypes.append(class_means(net, task))
+        self.enter(task.class_names, class_means(net, task))
+
+    def enter(self, class_names: Sequence[str], means: Tensor) -> None:
+        """Take in the classes of a task with their unit means."""
+        ids = [self.class_ids.setdefault(n, len(self.class_ids)) for n in class_names]
+        self.tasks.append(torch.tensor(ids).to(means.device))
+        self.prototypes.append(means)
 
 
 @dataclass(frozen=True)
 class Score:
     """Accuracies in per cent on one test set."""
 
-    given: float  # the task is given
+    task_known: float
     by_class: list[float | None]  # the same for each class; None without a test sample
-    confident: float = math.nan  # the head with the highest confidence decides
-    nearest: float = math.nan  # the nearest class prototype decides
+    by_confidence: float = math.nan  # task unknown: the head with the highest confidence decides
+    by_prototype: float = math.nan  # task unknown: the nearest class prototype decides
 
 
 @torch.no_grad()
 def evaluate(
-    net: Network, judge: Judge, task: Task, test: Split, *, task_free: bool = True
+    net: Network, known: ClassPrototypes, task: Task, test: Split, *, task_free: bool = True
 ) -> Score:
     """Score a network on the test set of a task it has learnt, also without task identity."""
     net.eval()
-    wanted = judge.tasks[task.id][test.labels]
-    right = torch.zeros(3, len(test), dtype=torch.uint8)
+    wanted = known.tasks[task.id][test.labels]
+    correct = torch.zeros(3, len(test), dtype=torch.uint8)
     for index, x in inputs(net, test, task.transform):
         features = net.embed(x, task.id)
         logits = net.classify(features, task.id)[:, : task.classes]
-        right[0, index] = as_right(logits.argmax(1) == test.labels[index])
+        correct[0, index] = is_correct(logits.argmax(1) == test.labels[index])
         if task_free:
-            by_confidence, by_prototype = guess(net, judge, x, task.id, features)
-            right[1, index] = as_right(by_confidence == wanted[index])
-            right[2, index] = as_right(by_prototype == wanted[index])
-    given, confident, nearest = world().sum(right)
-    of_class = [given[test.labels.cpu() == label] for label in range(task.classes)]
+            by_confidence, by_prototype = guess(net, known, x, task.id, features)
+            correct[1, index] = is_correct(by_confidence == wanted[index])
+            correct[2, index] = is_correct(by_prototype == wanted[index])
+    task_known, by_confidence, by_prototype = world().sum(correct)
+    of_class = [task_known[test.labels.cpu() == label] for label in range(task.classes)]
     by_class = [_percent(part) if len(part) else None for part in of_class]
     if not task_free:
-        return Score(_percent(given), by_class)
-    return Score(_percent(given), by_class, _percent(confident), _percent(nearest))
+        return Score(_percent(task_known), by_class)
+    return Score(_percent(task_known), by_class, _percent(by_confidence), _percent(by_prototype))
 
 
 def guess(
-    net: Network, judge: Judge, x: Tensor, own: int, features: Tensor
+    net: Network, known: ClassPrototypes, x: Tensor, own: int, features: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the class ids that confidence and prototypes choose among all tasks learnt so far.
 
@@ -78,11 +83,11 @@ def guess(
     """
     best = x.new_full((2, len(x)), -torch.inf)
     choice = x.new_zeros(2, len(x), dtype=torch.int64)
-    for task, ids in enumerate(judge.tasks):
+    for task, ids in enumerate(known.tasks):
         seen = net.embed(x, task) if net.task_dependent and task != own else features
         # A head for all tasks may have more outputs than this one has classes.
         sure, output = net.classify(seen, task)[:, : len(ids)].softmax(1).max(1)
-        close, near = (functional.normalize(seen, dim=1) @ judge.prototypes[task].T).max(1)
+        close, near = (functional.normalize(seen, dim=1) @ known.prototypes[task].T).max(1)
         for row, (value, label) in enumerate([(sure, ids[output]), (close, ids[near])]):
             better = value > best[row]
             best[row] = torch.where(better, value, best[row])
@@ -94,10 +99,10 @@ def guess(
 def accuracy(net: Network, head: int, task: Task, test: Split) -> float:
     """Return the accuracy in per cent of one head on the test set of a task."""
     net.eval()
-    right = torch.zeros(len(test), dtype=torch.uint8)
+    correct = torch.zeros(len(test), dtype=torch.uint8)
     for index, x in inputs(net, test, task.transform):
-        right[index] = as_right(net(x, head)[:, : task.classes].argmax(1) == test.labels[index])
-    return _percent(world().sum(right))
+        correct[index] = is_correct(net(x, head)[:, : task.classes].argmax(1) == test.labels[index])
+    return _percent(world().sum(correct))
 
 
 @torch.no_grad()
@@ -125,10 +130,10 @@ def inputs(net: Network, split: Split, transform: Transform):  # type: ignore[no
         yield index, transform(split.unit_images(index, dtype))
 
 
-def as_right(matches: Tensor) -> Tensor:
-    """Return 1 for each sample that was told right, else 0, on the CPU."""
+def is_correct(matches: Tensor) -> Tensor:
+    """Return 1 for each sample that was classified correctly, else 0, on the CPU."""
     return matches.cpu().to(torch.uint8)
 
 
-def _percent(right: Tensor) -> float:
-    return 100 * float(right.double().mean())
+def _percent(correct: Tensor) -> float:
+    return 100 * float(correct.double().mean())

@@ -1,4 +1,4 @@
-"""What a learner says about an image: the class, the task, and how sure it is.
+"""What is said about an image: the class, the task, and how sure that is.
 
 The task of an image may be given or not. Without it every task is asked, and the one that is surest
 is believed: by the confidence of its head, softmax(z / T), or by the cosine of the embedding with
@@ -9,9 +9,9 @@ An image goes through the network alone unless told otherwise. Products of sever
 may round otherwise, so only then is a prediction the same, to the bit, whatever comes with it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,11 +19,17 @@ from torch.nn import functional
 
 from classgrad.networks.network import Network
 
-if TYPE_CHECKING:
-    from classgrad.learner.learner import Learner
-
 STEPS = 60  # of the search for a temperature
 SHARPEST = 100.0  # 1 / T, at most
+
+
+class KnownTask(Protocol):
+    """What has to be known of a task to answer for it."""
+
+    name: str
+    class_names: list[str]
+    sharpness: dict[str, float]  # 1 / temperature, by kind of prediction
+    forgotten: list[str]  # classes no longer predicted
 
 
 @dataclass(frozen=True)
@@ -110,16 +116,23 @@ def ranked(guesses: list[Guess]) -> Prediction:
     return Prediction(tuple(guesses[number] for number in order))
 
 
-def predictions(learner: "Learner", x: Tensor, asked: Iterable[int], by: str) -> list[Prediction]:
-    """Return what the tasks that are asked say together of each input."""
+def predictions(
+    net: Network,
+    tasks: Sequence[KnownTask],
+    prototypes: Sequence[Tensor] | None,
+    x: Tensor,
+    numbers: Iterable[int],
+    by: str,
+) -> list[Prediction]:
+    """Return what the tasks of these numbers say together of each input."""
     guesses: list[list[Guess]] = [[] for _ in x]
-    for number in asked:
-        about = learner.tasks[number]
-        known = learner.prototypes[number] if by == "prototypes" else None
+    for number in numbers:
+        about = tasks[number]
+        known = None if prototypes is None else prototypes[number]
         gone = [about.class_names.index(name) for name in about.forgotten]
         if len(gone) == len(about.class_names):
             continue
-        scores = KINDS[by](learner.net, x, number, known)[:, : len(about.class_names)]
+        scores = KINDS[by](net, x, number, known)[:, : len(about.class_names)]
         for row, values in enumerate(probabilities(scores, about.sharpness[by], gone).tolist()):
             guesses[row] += [
                 Guess(name, about.name, value)

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import platform
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -16,7 +15,8 @@ from torch import Tensor
 from classgrad.checkpoints.files import sync
 from classgrad.errors import UserError, shown
 
-SCHEMA_VERSION = 1
+# 1: as first written. 2: says by which version of the defaults it was made.
+SCHEMA_VERSION = 2
 FILE_NAME = "record.json"
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -85,6 +85,7 @@ class RunRecord(Part):
     recipe: str
     training: dict[str, Any]
     seed: int
+    defaults: Annotated[Count, Field(ge=1)] = 1  # their version, see `classgrad.defaults`
     accuracy_matrix: Matrix = Field(default_factory=list)
     accuracy_matrix_task_free: Matrix = Field(default_factory=list)
     accuracy_matrix_task_free_prototypes: Matrix = Field(default_factory=list)
@@ -122,9 +123,10 @@ class RunRecord(Part):
         """Name of the method."""
         return str(self.method["name"])
 
-    def is_of(self, plan: Mapping[str, Any]) -> bool:
-        """Tell whether this is the record of a run with these values: those of `Plan.as_dict`."""
-        return self.model_dump(include=set(plan)) == plan
+    def settings(self) -> dict[str, Any]:
+        """Return what was run: the values that a plan has."""
+        names = ("benchmark", "benchmark_options", "method", "network", "network_options")
+        return self.model_dump(include={*names, "recipe", "training", "seed", "defaults"})
 
     def to_json(self) -> str:
         """Return the record as JSON."""

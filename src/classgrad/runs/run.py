@@ -1,9 +1,10 @@
 """A whole run: the tasks of a stream one after another, measured after each, and its record."""
 
 import math
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -11,22 +12,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from classgrad import benchmarks, networks, seeds
-from classgrad.checkpoints import Keeper
-from classgrad.distributed import world
-from classgrad.errors import UserError
-from classgrad.methods.base import Fit, Method
+from classgrad import benchmarks, devices, networks
+from classgrad.checkpoints import CheckpointManager, Lock
+from classgrad.checkpoints.errors import understood
+from classgrad.checkpoints.manager import FOLDER
+from classgrad.distributed import number_of, started_before, world
+from classgrad.errors import UserError, shown
+from classgrad.methods import METHODS
+from classgrad.methods.base import Method
 from classgrad.networks.network import Network
-from classgrad.prediction.accuracy import Judge, Score, accuracy, evaluate
-from classgrad.runs import parallel as run_parallel
-from classgrad.runs import state as run_state
+from classgrad.prediction.accuracy import ClassPrototypes, Score, accuracy, evaluate
 from classgrad.runs.events import Events
-from classgrad.runs.record import ClassResult, Layer, RunRecord, rows, versions
-from classgrad.runs.spec import Plan, make_plan
+from classgrad.runs.record import (
+    FILE_NAME,
+    SCHEMA_VERSION,
+    ClassResult,
+    Layer,
+    NewerRecord,
+    RunRecord,
+    Seconds,
+    rows,
+    versions,
+)
+from classgrad.runs.spec import Plan, identity, make_plan
 from classgrad.tasks import Task, TaskStream
 from classgrad.training import metrics
 from classgrad.training.loop import LossNotFinite, Observer, Progress
-from classgrad.training.rounds import fits
+from classgrad.training.session import Session
+
+ONE_FOLDER = "give a folder for results that all of them see"
+PATIENCE = 60.0  # seconds for a file of one process to be seen by others
+# What accuracies go by in saved states.
+SAVED_SCORES = {"given": "task_known", "confident": "by_confidence", "nearest": "by_prototype"}
 
 
 def run(
@@ -46,15 +63,15 @@ def run(
 
     Names are looked up in the tables, and their settings come from the recipe and from `values`.
     A stream or a method that you made yourself is used as it is. With `out` the record and the
-    state are also written to a folder of their own below it; the same call again goes on with a run
+    state are also written to a folder of their own below it; the same call again resumes a run
     that was cut short, and returns the record of one that was finished. `device` is where to
-    compute; a run goes on on any.
+    compute; a run can be resumed on any.
     """
     plan = make_plan(benchmark, method, network=network, recipe=recipe, seed=seed, values=values)
     stream = benchmark if isinstance(benchmark, TaskStream) else load_stream(plan, data_dir)
     if out is None:
-        return Run(plan, stream, device=device).go(observer)
-    return run_state.go_on(Run(plan, stream, run_folder(out, plan), device=device), observer)
+        return Run(plan, stream, device=device).execute(observer)
+    return Run(plan, stream, run_folder(out, plan), device=device).resume(observer)
 
 
 def load_stream(plan: Plan, data_dir: Path | str | None = None) -> TaskStream:
@@ -70,13 +87,32 @@ def run_folder(out: Path | str, plan: Plan) -> Path:
             if not place.is_dir():
                 raise UserError(f"'{place}' is a file: give a folder for the results")
             break
-    return Path(out) / plan.folder_name()
+    usual, *others = (Path(out) / name for name in plan.folder_names())
+    if has_saved_state(usual):
+        return usual
+    begun = (folder for folder in others if plan.describes(saved_settings(folder) or {}))
+    return next(begun, usual)
+
+
+def saved_settings(folder: Path) -> dict[str, Any] | None:
+    """Return what was run in a folder, if anything was that can be read."""
+    with suppress(UserError):
+        if (folder / FILE_NAME).is_file():
+            return RunRecord.load(folder).settings()
+        loaded = CheckpointManager(folder).load()
+        return loaded.state.get("plan") if loaded else None
+    return None
+
+
+def has_saved_state(folder: Path) -> bool:
+    """Tell whether a folder has anything of a run."""
+    return (folder / FOLDER).is_dir() or (folder / FILE_NAME).is_file()
 
 
 class Run:
-    """A run, and its state between tasks.
+    """A session, a stream and a record.
 
-    With a folder its state is kept there, and a run that was cut short goes on from it; with
+    With a folder its state is saved there, and a run that was cut short is resumed from it; with
     `tensorboard` curves are written there too.
     """
 
@@ -85,45 +121,103 @@ class Run:
         plan: Plan,
         stream: TaskStream,
         folder: Path | None = None,
-        keeper: Keeper | None = None,
+        checkpoints: CheckpointManager | None = None,
         *,
         device: torch.device | str = "cpu",
         tensorboard: bool = False,
     ) -> None:
-        self.device = run_parallel.device(device)
-        self.plan, self.stream, self.folder = plan, stream.to(self.device), folder
-        run_parallel.check(self)
-        self.keeper = Keeper(folder) if folder is not None and keeper is None else keeper
+        self.device = own_device(device)
+        self.stream, self.folder = stream.to(self.device), folder
+        self.checkpoints = checkpoints
+        if folder is not None and checkpoints is None:
+            self.checkpoints = CheckpointManager(folder)
         self.tensorboard = tensorboard
         self.events: Events | None = None
         self.observer: Observer | None = None
-        self.steps = 0  # of training, in all tasks so far
-        self.method = plan.method.replace()
+        self._begin(plan)
+
+    def _begin(self, plan: Plan) -> None:
+        """Be a run of this plan that has learnt nothing yet."""
+        self.plan = plan
+        refuse_several_processes(plan, self.stream)
+        if world().size > 1:
+            same = {"the settings": plan.as_dict(), "the data": self.fingerprint}
+            world().refuse_differences({**versions_that_count(), **same})
         options = plan.network_options.model_dump()
-        net = networks.build(plan.network, stream.input_shape, plan.seed, **options)
+        net = networks.build(plan.network, self.stream.input_shape, plan.seed, **options)
         self.trunk_size = sum(p.numel() for p in net.trunk.parameters())
         self.embedding = net.embedding
-        net.to(self.device).add_task(stream[0].classes)
-        self.net: Network = self.method.wrap(net, self.stream, plan.seed)
-        self.judge = Judge()
+        self.session = Session(
+            net.to(self.device),
+            plan.method.replace(),
+            plan.training,
+            seed=plan.seed,
+            classes=self.stream[0].classes,
+            stream=self.stream,
+        )
+        self.steps = 0  # of training, in all tasks so far
         self.scores: list[list[Score]] = []
         self.before: list[float] = []  # on each task right before it is learnt, one head for all
         self.untrained: list[float] = []  # on each task before anything is learnt, likewise
         self.record = RunRecord(
             **plan.as_dict(),
-            tasks=[task.name for task in stream],
-            data_notes=list(stream.notes),
+            tasks=[task.name for task in self.stream],
+            data_notes=list(self.stream.notes),
             versions=versions(),
         )
-        self.started = math.nan  # when the phase at hand began
-        self.unfinished: dict[str, Any] | None = None  # a state in the middle of a task
+
+    @property
+    def net(self) -> Network:
+        """The network, with the heads of the tasks so far."""
+        return self.session.net
+
+    @property
+    def method(self) -> Method:
+        """The method, with what it keeps of the tasks so far."""
+        return self.session.method
 
     @cached_property
     def fingerprint(self) -> str:
         """What tells the data from others."""
         return self.stream.fingerprint()
 
-    def go(self, observer: Observer | None = None) -> RunRecord:
+    def resume(
+        self,
+        observer: Observer | None = None,
+        *,
+        tell: Callable[[str], None] = lambda line: None,
+        locked: bool = False,
+    ) -> RunRecord:
+        """Learn what is not learnt yet, and save the state in the folder; return the record.
+
+        The record of a finished run is returned as it is. `tell` gets a line for whatever a user
+        should know. `locked` says that another process, which waits for this one, has locked the
+        folder.
+        """
+        assert self.folder is not None
+        assert self.checkpoints is not None
+        with nullcontext() if locked else locking(self.folder):
+            finished = self._finished_record(tell)
+            seen = {f"whether '{self.folder}' holds a record": bool(finished)}
+            world().refuse_differences(seen, ONE_FOLDER)
+            if finished:
+                tell(f"{self.method.name}: finished before; --fresh learns it again")
+                self.checkpoints.clear()  # killed right at its end, it could not do so itself
+                return finished
+            loaded = self.checkpoints.load()
+            counter = loaded and loaded.counter
+            world().refuse_differences({f"checkpoints in '{self.folder}'": counter}, ONE_FOLDER)
+            if loaded:
+                for warning in loaded.warnings:
+                    tell(f"{warning}; going on from the one before")
+                with understood(f"what is kept in '{self.folder}'"):
+                    self.load_state_dict(loaded.state)
+                tell(f"{self.method.name}: going on with task {len(self.scores) + 1}")
+            record = self.execute(observer)
+            self.checkpoints.clear()
+            return record
+
+    def execute(self, observer: Observer | None = None) -> RunRecord:
         """Learn all tasks that are not learnt yet; return the record."""
         self.observer = observer
         self.record.data = self.fingerprint
@@ -135,19 +229,38 @@ class Run:
             for number in range(len(self.scores), len(self.stream)):
                 self.learn(number)
                 self.record.complete = number == len(self.stream) - 1
-                self.save()
+                self.save_record()
                 if self.events:
                     self.events.task(self.steps, self.record)
-                if self.keeper and not self.record.complete:
-                    self.keeper.save(self.taken())
+                if self.checkpoints and not self.record.complete:
+                    self.checkpoints.save(self.state_dict())
         except LossNotFinite:
-            self.save()
+            self.save_record()
             raise
         finally:
             self.method.close()
             if self.events:
                 self.events.close()
         return self.record
+
+    def learn(self, number: int) -> None:
+        """Learn one task and measure."""
+        task, session = self.stream[number], self.session
+        if not session.unfinished:
+            session.add_task(task.classes)
+            if self.net.shared_head and not self.method.joint:
+                self.measure_ahead(number)
+        session.learn_task(
+            task, observer=self.observe, checkpoints=self.checkpoints, whole_state=self.state_dict
+        )
+        with session.clock.phase("evaluate"):
+            last = number == len(self.stream) - 1
+            for learnt in self.learnt_now(task, last):
+                session.prototypes.learn(self.net, learnt)
+            seen = range(number + 1) if last or not self.method.joint else range(0)
+            task_free = last or self.plan.training.task_free == "every"
+            self.scores.append([self.score(j, task_free) for j in seen])
+        self.summarise()
 
     def observe(self, at: Progress) -> None:
         """Count a step of training, and tell whoever watches."""
@@ -162,57 +275,22 @@ class Run:
         share = at.step / at.steps
         return share if self.method.joint else (at.task + share) / len(self.stream)
 
-    def learn(self, number: int) -> None:
-        """Learn one task and measure."""
-        task, seed = self.stream[number], self.plan.seed
-        if self.unfinished:
-            self.method.continue_task(self.net, task)
-        else:
-            if number:
-                self.net.add_task(task.classes)
-            if self.net.shared_head and not self.method.joint:
-                self.measure_ahead(number)
-            self.method.begin_task(self.net, task)
-        with self.clock("train"):
-            self.method.fit_task(self.net, task, self.fits(self.method.rounds(task)))
-            world().level(p.data for p in self.net.parameters())
-        with self.clock("memory"):
-            self.method.end_task(self.net, task, seeds.generator(seed, "samples", number))
-        self.method.close()
-        with self.clock("evaluate"):
-            last = number == len(self.stream) - 1
-            for learnt in self.learnt_now(task, last):
-                self.judge.learn(self.net, learnt)
-            seen = range(number + 1) if last or not self.method.joint else range(0)
-            task_free = last or self.plan.training.task_free == "every"
-            self.scores.append([self.score(j, task_free) for j in seen])
-        self.summarise()
-
-    def fits(self, rounds: int) -> Fit:
-        """Return the training loop, which a method may run up to `rounds` times for a task."""
-        plan = self.plan
-        return fits(self, plan.training, plan.seed, rounds, self.observe, self.keeper)
-
-    def taken(self, unfinished: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the state of the run, with that of a round of training in the middle of a task."""
-        if self.events:
-            self.events.flush()  # what is kept of a run is in its curves
-        return run_state.taken(self, unfinished)
-
     def learnt_now(self, task: Task, last: bool) -> Sequence[Task]:
         """Return the tasks the network knows since this one: all at the end of a joint method."""
         if not self.method.joint:
             return [task]
         return self.stream if last else []
 
+    # What is measured.
+
     def score(self, number: int, task_free: bool) -> Score:
         """Measure one of the tasks learnt so far."""
         task, test = self.stream[number], self.stream.test(number)
-        return evaluate(self.net, self.judge, task, test, task_free=task_free)
+        return evaluate(self.net, self.session.prototypes, task, test, task_free=task_free)
 
     def measure_ahead(self, number: int) -> None:
         """Measure a task before it is learnt, which a head shared by all tasks allows."""
-        with self.clock("evaluate"):
+        with self.session.clock.phase("evaluate"):
             if number == 0:
                 self.untrained = [
                     accuracy(self.net, 0, self.stream[j], self.stream.test(j))
@@ -225,15 +303,15 @@ class Run:
     def summarise(self) -> None:
         """Bring the record up to date with what was measured."""
         record = self.record
-        given = self.matrix("given")
-        record.accuracy_matrix = rows(given)
-        record.average_accuracy = metrics.average_accuracy(given)
-        record.backward_transfer = metrics.backward_transfer(given)
-        record.forgetting = metrics.forgetting(given)
+        task_known = self.matrix("task_known")
+        record.accuracy_matrix = rows(task_known)
+        record.average_accuracy = metrics.average_accuracy(task_known)
+        record.backward_transfer = metrics.backward_transfer(task_known)
+        record.forgetting = metrics.forgetting(task_known)
         record.forward_transfer = metrics.forward_transfer(
             self.before, self.untrained[: len(self.before)]
         )
-        by_confidence, by_prototype = self.matrix("confident"), self.matrix("nearest")
+        by_confidence, by_prototype = self.matrix("by_confidence"), self.matrix("by_prototype")
         record.accuracy_matrix_task_free = rows(by_confidence)
         record.accuracy_matrix_task_free_prototypes = rows(by_prototype)
         record.average_accuracy_task_free = metrics.average_accuracy(by_confidence)
@@ -268,10 +346,10 @@ class Run:
 
     def class_results(self) -> list[ClassResult]:
         """Return the accuracy of every class when learnt and now."""
-        found = []
+        results = []
         for j, now in enumerate(self.scores[-1]):
             then = (self.scores[j] or self.scores[-1])[j].by_class
-            found.append(
+            results.append(
                 ClassResult(
                     task=self.stream[j].name,
                     classes=list(self.stream[j].class_names),
@@ -283,19 +361,221 @@ class Run:
                     ],
                 )
             )
-        return found
+        return results
 
-    def save(self) -> None:
-        """Write the record, if there is a place for it."""
-        if self.folder is not None:
-            world().by_first(partial(run_state.write, self.record, self.folder))
+    # What is on disk.
 
-    @contextmanager
-    def clock(self, phase: str) -> Iterator[None]:
-        """Add the time the block takes to a phase of the record."""
-        self.started = time.perf_counter()
+    def state_dict(self, unfinished: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the state between two tasks, or with that of the training loop in one."""
+        if self.events:
+            self.events.flush()  # what is saved of a run is in its curves
+        session, names = self.session, {new: old for old, new in SAVED_SCORES.items()}
+        seconds = Seconds(**session.clock.so_far())
+        return {
+            "plan": self.plan.as_dict(),
+            "data": self.fingerprint,
+            **session.state_dict(unfinished),
+            "judge": vars(session.prototypes),
+            "scores": [
+                [
+                    {names.get(name, name): value for name, value in vars(score).items()}
+                    for score in row
+                ]
+                for row in self.scores
+            ],
+            "before": self.before,
+            "untrained": self.untrained,
+            "steps": self.steps,
+            "record": {**self.record.model_dump(), "seconds": seconds.model_dump()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Bring a run that has not begun to a state that was saved, with the settings it has."""
+        self._refuse_others(state["plan"], state["data"])
+        saved = Plan.from_dict(state["plan"], type(self.plan.method))
+        if saved != self.plan:
+            self._begin(saved)
+        session = self.session
+        session.load_state_dict(state, [task.classes for task in self.stream])
+        session.prototypes = ClassPrototypes(**devices.moved(state["judge"], self.device))
+        self.scores = [
+            [
+                Score(**{SAVED_SCORES.get(name, name): value for name, value in score.items()})
+                for score in row
+            ]
+            for row in state["scores"]
+        ]
+        self.before, self.untrained = list(state["before"]), list(state["untrained"])
+        self.steps = state.get("steps", 0)  # states of earlier versions do not count them
+        self.record = RunRecord.model_validate(state["record"])
+        self.record.schema_version = SCHEMA_VERSION
+        session.clock.seconds = self.record.seconds.model_dump()
+
+    def _finished_record(self, tell: Callable[[str], None]) -> RunRecord | None:
+        """Return the record in the folder, if it is complete."""
+        assert self.folder is not None
+        if not (self.folder / FILE_NAME).exists():
+            return None
         try:
-            yield
-        finally:
-            spent = getattr(self.record.seconds, phase) + time.perf_counter() - self.started
-            setattr(self.record.seconds, phase, spent)
+            record = RunRecord.load(self.folder)
+        except NewerRecord:
+            raise
+        except UserError as error:
+            tell(f"{error}; it is written again")
+            return None
+        self._refuse_others(record.settings(), record.data)
+        return record if record.complete else None
+
+    def _refuse_others(self, values: Mapping[str, Any], data: str) -> None:
+        """Refuse what was saved of a run with other settings or other data."""
+        differences = []
+        if not self.plan.describes(values):
+            other = identity(values, type(self.plan.method))
+            differences = [
+                f"{name} {there} there, {here} here"
+                for name, there, here in differing(other, self.plan.identity())
+            ]
+        if data and data != self.fingerprint:
+            differences.append(f"data {data} there, {self.fingerprint} here")
+        if differences:
+            more = f" and {len(differences) - 4} more" if len(differences) > 4 else ""
+            raise UserError(
+                f"'{self.folder}' holds another run: {shown(', '.join(differences[:4]))}{more}; "
+                "give another folder with --out, or --fresh to start again"
+            )
+
+    def save_record(self) -> None:
+        """Write the record, if there is a place for it."""
+        self.record.seconds = Seconds(**self.session.clock.so_far())
+        if self.folder is not None:
+            world().by_first(partial(write, self.record, self.folder))
+
+
+def differing(
+    there: Mapping[str, Any], here: Mapping[str, Any], name: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the values that differ in nested dicts, with dotted names; None for one not there."""
+    for key in {**there, **here}:
+        label, old, new = f"{name}.{key}" if name else key, there.get(key), here.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from differing(old, new, label)
+        elif old != new:
+            yield label, old, new
+
+
+def write(record: RunRecord, folder: Path) -> None:
+    """Write a record."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        record.save(folder)
+    except OSError as error:
+        raise UserError(f"the record cannot be written to '{folder}': {error}") from None
+
+
+def forget(folders: Iterable[Path]) -> None:
+    """Remove records and states of runs, so that all of them are learnt again.
+
+    Not if torchrun has started the processes again: it does so with the same words, and what they
+    have learnt since is not to be forgotten.
+    """
+    if started_before():
+        return
+    with ExitStack() as all_locks:
+        folders = list(folders)
+        for folder in folders:
+            all_locks.enter_context(locking(folder))
+        for folder in folders:
+            world().by_first(partial(_unlink, folder / FILE_NAME))
+            CheckpointManager(folder).clear()
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot start again in '{path.parent}': {error.strerror}") from None
+
+
+@contextmanager
+def locking(folder: Path) -> Iterator[None]:
+    """Keep other runs away from a folder while the block runs; the main process does it."""
+    lock = Lock(folder)
+    world().by_first(lock.__enter__)
+    try:
+        if world().size > 1:
+            sight = {f"whether they see '{folder}'": seen(lock.path)}
+            world().refuse_differences(sight, ONE_FOLDER)
+        yield
+    finally:
+        lock.release()
+
+
+def seen(path: Path) -> bool:
+    """Tell whether there is such a file; a network filesystem may take a while to show it."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        with suppress(OSError):
+            if path.name in os.listdir(path.parent):  # what is listed is asked for anew
+                return True
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+
+
+# Several processes.
+
+
+def own_device(name: torch.device | str) -> torch.device:
+    """Return the device by this name; of several processes each has one of its own."""
+    device = devices.resolve_device(name)
+    if world().size == 1 or device.type == "cpu":
+        return device
+    if device.type != "cuda" or device.index is not None:
+        raise UserError(
+            f"device '{name}' is for one process: give cpu, or cuda for a device of each"
+        )
+    here, count = number_of("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
+    if here > count:
+        raise UserError(f"{here} processes share this machine's {count} GPUs: start one for each")
+    own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(own)
+    return own
+
+
+def refuse_several_processes(plan: Plan, stream: TaskStream) -> None:
+    """Refuse a run that several processes cannot train together, if there are several."""
+    size = world().size
+    if size == 1:
+        return
+    if not plan.method.parallel:
+        able = ", ".join(name for name, kind in METHODS.items() if kind.parallel)
+        raise UserError(
+            f"method '{plan.method.name}' cannot be trained by several processes: start one, or "
+            f"choose among {able}"
+        )
+    if plan.training.compile:
+        raise UserError("compile is for one process: leave it out")
+    if plan.training.batch_size < size:
+        raise UserError(
+            f"batch_size={plan.training.batch_size} is less than the {size} processes: give at "
+            "least one sample for each"
+        )
+    for task in stream:
+        if len(task.train) < size:
+            raise UserError(
+                f"task '{task.name}' has {len(task.train)} training samples for {size} processes: "
+                "start fewer"
+            )
+
+
+def refuse_other_processes(plans: list[Plan], **options: object) -> None:
+    """Refuse processes that were started with other words, or with other versions."""
+    words = {f"--{name}": value for name, value in options.items()}
+    settings = [plan.as_dict() for plan in plans]
+    world().refuse_differences({**versions_that_count(), "the settings": settings, **words})
+
+
+def versions_that_count() -> dict[str, str]:
+    """Return the versions that have to be the same in all processes."""
+    installed = versions()
+    return {f"the version of {name}": installed[name] for name in ("python", "classgrad", "torch")}

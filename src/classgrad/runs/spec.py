@@ -4,10 +4,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from classgrad import benchmarks, methods, networks
+from classgrad import benchmarks, defaults, methods, networks
+from classgrad.benchmarks.folder import FolderOptions
 from classgrad.errors import UserError, unknown
 from classgrad.methods.base import Method
 from classgrad.networks.options import NetworkSettings
@@ -25,7 +26,11 @@ class NoOptions(Settings):
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, fully described."""
+    """A run, fully described.
+
+    It is known by its identity: the settings that differ from the defaults (`classgrad.defaults`).
+    `defaults` is the version of those; that of today, but for a run that an earlier one has begun.
+    """
 
     benchmark: str
     benchmark_options: dict[str, Any]
@@ -35,6 +40,7 @@ class Plan:
     recipe: str
     training: Training
     seed: int
+    defaults: int = field(default_factory=defaults.newest)
 
     def as_dict(self) -> dict[str, Any]:
         """Return every value, as the record has them."""
@@ -47,30 +53,130 @@ class Plan:
             "recipe": self.recipe,
             "training": self.training.model_dump(),
             "seed": self.seed,
+            "defaults": self.defaults,
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Plan":
-        """Return the plan that `as_dict` describes; its benchmark must be in the table."""
-        method = dict(values["method"])
-        stream_options = benchmarks.find(values["benchmark"]).Options
+    def from_dict(cls, values: Mapping[str, Any], method: type[Method] | None = None) -> "Plan":
+        """Return the plan that `as_dict` describes, with settings as they were when it was written.
+
+        A method that is not in the table has to be given.
+        """
+        version = defaults.check(values.get("defaults", 1))
+        kinds = kinds_of(values, method)
+        if kinds["method"][1] is Settings:
+            raise unknown("method", values["method"]["name"], methods.METHODS)
+        if kinds["network_options"][1] is Settings:
+            raise unknown("network", values["network"], networks.NETWORKS)
+
+        def settings(part: str) -> Any:
+            key, kind = kinds[part]
+            given = {name: value for name, value in values[part].items() if name != "name"}
+            return defaults.restored(key, kind, given, version)
+
+        made = kinds["benchmark_options"][1] is Settings
         return cls(
             benchmark=values["benchmark"],
-            benchmark_options=stream_options(**values["benchmark_options"]).model_dump(),
-            method=methods.kind(method.pop("name"))(**method),
+            benchmark_options=dict(values["benchmark_options"])
+            if made
+            else settings("benchmark_options").model_dump(),
+            method=settings("method"),
             network=values["network"],
-            network_options=networks.options(values["network"], **values["network_options"]),
+            network_options=settings("network_options"),
             recipe=values["recipe"],
-            training=Training(**values["training"]),
+            training=settings("training"),
             seed=values["seed"],
+            defaults=version,
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Return what this run is known by."""
+        return identity(self.as_dict(), type(self.method))
+
+    def describes(self, values: Mapping[str, Any]) -> bool:
+        """Tell whether values, as a record has them, are of this run.
+
+        They are if the same settings were given, whatever the defaults were then, and also if all
+        values are the same, whichever of them were given.
+        """
+        if not values or values["method"]["name"] != self.method.name:
+            return False
+        kind = type(self.method)
+        return identity(values, kind) == self.identity() or (
+            identity(values, kind, version=1) == identity(self.as_dict(), kind, version=1)
         )
 
     def folder_name(self) -> str:
         """Return a name that differs between runs that differ in any value."""
-        text = json.dumps(self.as_dict(), sort_keys=True)
+        return self.folder_names()[0]
+
+    def folder_names(self) -> list[str]:
+        """Return the names that the folder of this run may have, that of a new one first.
+
+        Then the name it had if it was begun with other defaults. Runs of methods that are not in
+        the table were once named by all their values.
+        """
+        values, kind = self.as_dict(), type(self.method)
+        by_values, by_settings = (
+            _in_first_form(identity(values, kind, version=version), kind)
+            for version in (1, self.defaults)
+        )
+        names = [self._named(by_values), self._named(by_settings)]
+        if self.method.name not in methods.METHODS:
+            names.append(self._named({**by_values, "method": values["method"]}))
+        return list(dict.fromkeys(names))
+
+    def _named(self, values: Mapping[str, Any]) -> str:
+        text = json.dumps(values, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         title = re.sub(r"[^\w.-]+", "-", self.benchmark.partition(":")[0])
         return f"{title}-{self.method.name}-seed{self.seed}-{digest}"
+
+
+def kinds_of(
+    values: Mapping[str, Any], method: type[Method] | None = None
+) -> dict[str, tuple[str, type[Settings]]]:
+    """Return for each part of a plan's values its key in the defaults, and its settings.
+
+    Those of a stream that was made already, or of what is no longer in the tables, are any.
+    """
+    name, network = values["method"]["name"], values["network"]
+    title = values["benchmark"].partition(":")[0]
+    stream: type[Settings] = FolderOptions if title == "folder" else Settings
+    if title in benchmarks.BENCHMARKS:
+        stream = benchmarks.BENCHMARKS[title].Options
+    trunk, table_method = networks.NETWORKS.get(network), methods.METHODS.get(name)
+    return {
+        "benchmark_options": (f"benchmark {title}", stream),
+        "method": (f"method {name}", method or table_method or Settings),
+        "network_options": (f"network {network}", trunk.Options if trunk else Settings),
+        "training": ("training", Training),
+    }
+
+
+def identity(
+    values: Mapping[str, Any], method: type[Method] | None = None, *, version: int | None = None
+) -> dict[str, Any]:
+    """Return what tells a run from others: of all values, those that differ from the defaults.
+
+    These are the defaults it was made with, or those of a version.
+    """
+    names = ("benchmark", "network", "recipe", "seed")
+    own: dict[str, Any] = {name: values[name] for name in names}
+    version = values.get("defaults", 1) if version is None else version
+    for part, (key, kind) in kinds_of(values, method).items():
+        rest = {name: value for name, value in values[part].items() if name != "name"}
+        own[part] = defaults.given(key, kind, rest, version)
+    own["method"]["name"] = values["method"]["name"]
+    return own
+
+
+def _in_first_form(own: Mapping[str, Any], method: type[Method]) -> dict[str, Any]:
+    """Return an identity with all settings that the first version had, as it named folders."""
+    whole = dict(own)
+    for part, (key, kind) in kinds_of(own, method).items():
+        whole[part] = defaults.first_form(key, kind, own[part])
+    return whole
 
 
 def make_plan(
@@ -150,9 +256,9 @@ def assigned(
             known = [name for settings in parts.values() for name in settings.names()]
             raise unknown(f"setting for {whose}", name, known)
         settings = parts[owner]
-        word = settings.letters.get(name, name)
+        word = settings.field_of(name)
         if given.setdefault(word, name) != name:
             raise UserError(f"'{given[word]}' and '{name}' are the same setting: give one of them")
-        kept = {n: v for n, v in found[owner].items() if settings.letters.get(n, n) != word}
+        kept = {n: v for n, v in found[owner].items() if settings.field_of(n) != word}
         found[owner] = {**kept, name: value}
     return found

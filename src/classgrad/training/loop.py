@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from classgrad import seeds
+from classgrad.checkpoints import CheckpointManager
 from classgrad.checkpoints.errors import understood
 from classgrad.core.updates import made_for_one_task
 from classgrad.distributed import world
@@ -46,19 +47,6 @@ class LossNotFinite(UserError):
     """Training stopped because the loss is no longer a number."""
 
 
-class Keeping(Protocol):
-    """Keeps the state of the training loop, so that it can go on from there."""
-
-    def take(self) -> dict[str, Any] | None:
-        """Return the state to go on from, if there is one that was not taken yet."""
-
-    def after_step(self, state: Callable[[], dict[str, Any]]) -> None:
-        """Save the state if it is time to; called after every step."""
-
-    def at_end(self, state: Callable[[], dict[str, Any]]) -> None:
-        """Save the state if much would be lost in what comes next; called after the last step."""
-
-
 def fit(
     net: Network,
     method: Method,
@@ -67,19 +55,21 @@ def fit(
     *,
     seed: int,
     observer: Observer | None = None,
-    keeping: Keeping | None = None,
+    checkpoints: CheckpointManager | None = None,
+    whole_state: Callable[[dict[str, Any]], dict[str, Any]] = lambda state: state,
+    resumed: dict[str, Any] | None = None,
 ) -> None:
     """Train on these tasks together; every batch holds samples of one of them.
 
-    With `keeping` the loop goes on from a state that was kept, to the same bits.
+    With `checkpoints` the state is saved on the way: what `whole_state` makes of that of the loop.
+    From one that was saved, `resumed`, the loop continues to the same bits.
     """
     loop = Loop(net, method, tasks, training, seed)
-    state = keeping and keeping.take()
-    if state:
-        loop.load_state_dict(state)
+    if resumed:
+        loop.load_state_dict(resumed)
     if training.compile:
         compile_trunk(net)
-    loop.go(observer, keeping)
+    loop.run(observer, checkpoints, whole_state)
     if training.compile:
         net.trunk._compiled_call_impl = None
 
@@ -115,8 +105,17 @@ class Loop:
         self.batch = 0  # of this epoch, which comes next
         self.shuffle = self.chances["order"].get_state()  # that makes the batches of this epoch
 
-    def go(self, observer: Observer | None, keeping: Keeping | None) -> None:
+    def run(
+        self,
+        observer: Observer | None,
+        checkpoints: CheckpointManager | None,
+        whole_state: Callable[[dict[str, Any]], dict[str, Any]],
+    ) -> None:
         """Train to the end."""
+
+        def state() -> dict[str, Any]:
+            return whole_state(self.state_dict())
+
         while self.epoch < self.training.epochs:
             self.net.train()
             self.shuffle = self.chances["order"].get_state()
@@ -128,14 +127,14 @@ class Loop:
                 if observer:
                     rate = self.optimizer.param_groups[0]["lr"]
                     observer(Progress(self.newest, self.epoch, self.done, self.steps, value, rate))
-                if keeping:
-                    keeping.after_step(self.state_dict)
+                if checkpoints:
+                    checkpoints.after_step(state)
             self.batch = 0
             self.epoch += 1
-            if isinstance(self.schedule, Plateau) and not self.goes_on(self.schedule):
+            if isinstance(self.schedule, Plateau) and not self.should_continue(self.schedule):
                 self.epoch = self.training.epochs  # a state that is saved now is at its end
-        if keeping:
-            keeping.at_end(self.state_dict)
+        if checkpoints:
+            checkpoints.after_training(state)
         if self.best is not None:
             self.net.load_state_dict(self.best)
         else:
@@ -198,7 +197,7 @@ class Loop:
                 task.id, (task.transform(task.train.unit_images(b, dtype)) for b in found)
             )
 
-    def goes_on(self, schedule: Plateau) -> bool:
+    def should_continue(self, schedule: Plateau) -> bool:
         """Judge the weights by validation data, and keep the best ones."""
         self.settle()
         loss = validation_loss(self.net, self.tasks, self.training.batch_size)

@@ -9,13 +9,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from classgrad.checkpoints import Keeper
+from classgrad.checkpoints import CheckpointManager
 from classgrad.errors import UserError
 from classgrad.guard.attach import Attached, attach
 from classgrad.methods import CGP, GPM, SGP, TRGP, Budgeted, make
 from classgrad.runs.run import Run, run
 from classgrad.runs.spec import make_plan
-from classgrad.runs.state import go_on
 from oracles.bases import Case, LayerMemory, as_batch, held, projector, random_case
 from oracles.budget import Ledger
 from oracles.models import built, in_turn, normal
@@ -237,7 +236,7 @@ def test_values_that_are_no_size_and_methods_that_cannot_drop_are_refused_by_nam
 
 def finished(method: str, limit: float | None) -> Run:
     running = Run(make_plan(STREAM, method, values={**QUICK, "max_basis_mb": limit}), STREAM)
-    running.go()
+    running.execute()
     return running
 
 
@@ -283,17 +282,17 @@ def test_a_run_with_a_budget_that_was_cut_short_ends_with_the_same_bits(
 ) -> None:
     plan = make_plan(STREAM, name, values={**QUICK, "max_basis_mb": LIMIT})
     whole = Run(plan, STREAM)
-    whole.go()
-    cut = Run(plan, STREAM, tmp_path, Keeper(tmp_path, steps=3))
+    whole.execute()
+    cut = Run(plan, STREAM, tmp_path, CheckpointManager(tmp_path, steps=3))
 
     def observer(at: object) -> None:
         if len(cut.scores) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        go_on(cut, observer)
+        cut.resume(observer)
     last = Run(plan, STREAM, tmp_path)
-    assert go_on(last).accuracy_matrix == whole.record.accuracy_matrix
+    assert last.resume().accuracy_matrix == whole.record.accuracy_matrix
     for left, right in zip(whole.net.parameters(), last.net.parameters(), strict=True):
         assert torch.equal(left, right)
     assert last.method.held() == whole.method.held()

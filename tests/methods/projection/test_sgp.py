@@ -229,7 +229,7 @@ def test_with_alpha_infinite_a_whole_run_ends_with_the_weights_of_gpm(
     for method in (SGP(alpha=math.inf), GPM(), SGP(alpha=3)):
         plan = make_plan(stream, method, values={"epochs": 3, "heads": heads, **values})
         running = Run(plan, stream)
-        running.go()
+        running.execute()
         nets.append(torch.cat([p.detach().flatten() for p in running.net.parameters()]))
     assert torch.equal(nets[0], nets[1])
     assert not torch.equal(nets[0], nets[2])

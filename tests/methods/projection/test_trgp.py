@@ -438,7 +438,7 @@ def test_without_regions_nothing_is_scaled_and_with_a_high_trust_less_is() -> No
     for values in ({"regions": 0}, {"trust": 0.999}, {"regions": 1}, {"regions": 2}):
         options = {"epochs": 2, "width": 40, "trust": 0.0, **values}
         running = Run(make_plan(STREAM, "trgp", values=options), STREAM)
-        running.go()
+        running.execute()
         counts.append(sum("scale_" in name for name, _ in running.net.named_parameters()))
         assert running.net.task_dependent == (counts[-1] > 0)
     assert counts[0] == 0
@@ -450,7 +450,7 @@ def test_the_plateau_schedule_brings_back_the_best_scales() -> None:
     stream = blobs()
     values = {"epochs": 4, "schedule": "plateau", "patience": 1, "trust": 0.0}
     running = Run(make_plan(stream, "trgp", values=values), stream)
-    assert running.go().complete
+    assert running.execute().complete
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_bad_settings_are_refused_in_one_line(values, message):
 def test_settings_that_were_passed_stay_a_description():
     method, stream = ER(memory=5), blobs(2)
     run = Run(make_plan(stream, method, values=QUICK), stream)
-    run.go()
+    run.execute()
     assert len(run.method._memory) == 5
     assert method._memory is None
     assert run.plan.method._memory is None

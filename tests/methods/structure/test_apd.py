@@ -348,7 +348,7 @@ def test_what_else_is_shared_stays_as_the_first_task_left_it(norm, affine):
 @pytest.mark.parametrize("name", ["apd", "apd2"])
 def test_capacity_of_a_run_and_the_usual_threshold(name):
     running = start(name, width=6, sparsity=0.01)
-    record = running.go()
+    record = running.execute()
     stored = sum(int((p != 0).sum()) for p in running.net.parameters())
     small, parts = math.inf, 0
     for layer in running.method.layers.values():

@@ -414,7 +414,7 @@ def test_growth_is_judged_by_validation_data():
 
 def test_capacity_of_a_run_by_hand():
     running = Run(make_plan(FLAT, "den", values={**QUICK, "width": 6, "l1": 0.05}), FLAT)
-    record = running.go()
+    record = running.execute()
     stored = sum(int((p != 0).sum()) for p in running.net.parameters())
     assert record.capacity == pytest.approx(100 * stored / (16 * 6 + 6 * 6 + 3 * 2 * 6))
 
@@ -432,7 +432,7 @@ def test_units_are_added_only_above_the_threshold():
 def test_progress_is_of_the_whole_task():
     running = Run(make_plan(FLAT, "den", values={**QUICK, "width": 8}), FLAT)
     seen = []
-    running.go(seen.append)
+    running.execute(seen.append)
     for task in range(3):
         shares = [at.step / at.steps for at in seen if at.task == task]
         assert shares == sorted(shares)

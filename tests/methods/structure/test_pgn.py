@@ -176,7 +176,7 @@ def test_columns_are_those_of_the_formula(size):
 def test_capacity_by_hand():
     """MLP 64-6-6 at half width, 3 classes: columns of 3 units."""
     running = start(share=0.5, width=6)
-    record = running.go()
+    record = running.execute()
     base = 64 * 6 + 6 * 6 + 3 * (6 * 3)
     column = 64 * 3 + 3 * 3 + 3 * 3  # two layers and the head
     laterals = (1 + 3 * 3 + 3 * 3) + (2 + 6 * 3 + 3 * 3)  # a, V, U of fc2 in columns 2 and 3
@@ -236,7 +236,8 @@ def test_a_network_resumed_from_its_state_goes_on_alike():
     x = FLAT.test(1).unit_images(torch.arange(8), torch.float32)
     with torch.no_grad():
         assert torch.equal(left.net.eval()(x, 1), right.net.eval()(x, 1))
-    right.scores, right.judge = list(left.scores), copy.deepcopy(left.judge)
+    right.scores, right.session.tasks = list(left.scores), left.session.tasks
+    right.session.prototypes = copy.deepcopy(left.session.prototypes)
     for run in (left, right):
         run.learn(2)
     for name, value in left.net.state_dict().items():

@@ -176,7 +176,7 @@ def test_what_a_child_trains_is_pulled_to_zero():
 
 def test_capacity_of_a_run_by_hand():
     running = start()
-    record = running.go()
+    record = running.execute()
     stored = sum(int((p != 0).sum()) for p in running.net.parameters())
     assert stored > 16 * 6 + 6 * 6 + 3 * 2 * 6
     assert record.capacity == pytest.approx(100 * stored / (16 * 6 + 6 * 6 + 3 * 2 * 6))
@@ -227,7 +227,7 @@ def test_a_run_continues_after_some_children():
 
 def test_progress_is_of_all_children():
     running, seen = start(), []
-    running.go(seen.append)
+    running.execute(seen.append)
     shares = [at.step / at.steps for at in seen if at.task == 1]
     assert shares == sorted(shares)
     assert shares[-1] == 1

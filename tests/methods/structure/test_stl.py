@@ -31,7 +31,7 @@ def test_every_task_is_learnt_as_by_finetune_on_its_own(network, stream, options
     values = {**QUICK, "weight_decay": 0.01, **options}
     plan = make_plan(stream, STL(), network=network, values=values)
     running = Run(plan, stream)
-    running.go()
+    running.execute()
     for task in stream:
         trunk_seed = (1, "trunk", task.id) if task.id else (1, "trunk")
         alone = networks.build(network, stream.input_shape, 1, **plan.network_options.model_dump())
@@ -59,7 +59,7 @@ def test_every_task_is_learnt_as_by_finetune_on_its_own(network, stream, options
 
 @pytest.mark.parametrize("heads", ["task", "shared"])
 def test_nothing_is_forgotten_and_capacity_is_a_network_per_task(heads):
-    record = Run(make_plan(FLAT, STL(), values={**QUICK, "heads": heads}), FLAT).go()
+    record = Run(make_plan(FLAT, STL(), values={**QUICK, "heads": heads}), FLAT).execute()
     assert record.backward_transfer == 0
     assert record.forgetting == 0
     assert record.memory_bytes == 0
@@ -71,9 +71,9 @@ def test_nothing_is_forgotten_and_capacity_is_a_network_per_task(heads):
 
 def test_other_methods_have_the_base_network():
     for name, wanted in (("finetune", 100.0), ("gpm", 100.0)):
-        record = Run(make_plan(FLAT, name, values=QUICK), FLAT).go()
+        record = Run(make_plan(FLAT, name, values=QUICK), FLAT).execute()
         assert record.capacity == wanted
-    gates = Run(make_plan(FLAT, "hat", values=QUICK), FLAT).go()
+    gates = Run(make_plan(FLAT, "hat", values=QUICK), FLAT).execute()
     base = 64 * 256 + 256 * 256 + 3 * 256 * 3
     assert gates.capacity == pytest.approx(100 * (base + 3 * 512) / base)
 

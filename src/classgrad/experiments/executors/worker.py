@@ -18,14 +18,13 @@ from typing import Any
 
 import torch
 
-from classgrad.checkpoints import Keeper
+from classgrad.checkpoints import CheckpointManager
 from classgrad.checkpoints.lock import InUse
 from classgrad.errors import Stopped, UserError
 from classgrad.experiments.remote import keeper_at
 from classgrad.runs.record import RunRecord
 from classgrad.runs.run import Run, load_stream
 from classgrad.runs.spec import Plan
-from classgrad.runs.state import go_on
 from classgrad.training.loop import Observer, Progress
 
 PAUSE = 0.2  # seconds between two messages on progress
@@ -67,20 +66,17 @@ def learn(job: dict[str, Any], send: Send) -> RunRecord:
         stream = load_stream(plan, job["data_dir"])
         run = Run(plan, stream, folder, keeper, device=job["device"])
         with keeper.listening():
-            return go_on(
-                run,
-                progress(run, send),
-                tell=lambda line: send({"tell": line}),
-                locked=job["locked"],
+            return run.resume(
+                progress(run, send), tell=lambda line: send({"tell": line}), locked=job["locked"]
             )
 
 
 @contextmanager
-def workplace(job: dict[str, Any]) -> Iterator[tuple[Path, Keeper]]:
+def workplace(job: dict[str, Any]) -> Iterator[tuple[Path, CheckpointManager]]:
     """Yield the folder of a job, and what keeps its state there."""
     minutes = job["save_minutes"]
     if job["url"] is None:
-        yield Path(job["folder"]), Keeper(Path(job["folder"]), minutes=minutes)
+        yield Path(job["folder"]), CheckpointManager(Path(job["folder"]), minutes=minutes)
         return
     with keeper_at(job["url"], minutes=minutes) as keeper:
         yield keeper.folder, keeper

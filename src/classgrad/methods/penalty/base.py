@@ -32,7 +32,7 @@ Strength = Annotated[float, Field(ge=0, le=1e30)]  # finite in single precision 
 class Anchored(Method):
     """Learn by plain cross-entropy; pull what tasks share to an anchor, by importance."""
 
-    letters: ClassVar[dict[str, str]] = {"lambda": "strength"}
+    aliases: ClassVar[dict[str, str]] = {"lambda": "strength"}
     factor: ClassVar[float] = 2.0  # second derivative of the penalty, over λ Ω
 
     strength: Strength = Field(default=1.0, description="weight of the penalty (λ)")

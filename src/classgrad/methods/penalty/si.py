@@ -39,7 +39,7 @@ class SI(Anchored):
 
     name: ClassVar[str] = "si"
     summary: ClassVar[str] = "Synaptic Intelligence: importance along the path (ICML 2017)"
-    letters: ClassVar[dict[str, str]] = {"c": "strength", "xi": "damping"}
+    aliases: ClassVar[dict[str, str]] = {"c": "strength", "xi": "damping"}
 
     strength: Strength = Field(default=0.1, description="weight of the penalty (c)")
     damping: float = Field(

@@ -29,7 +29,7 @@ COLLECT_BATCH = 64
 class Projected(Method, ABC):
     """Keep updates out of one subspace per layer; what a task adds to it is up to the method."""
 
-    letters: ClassVar[dict[str, str]] = {"epsilon": "energy"}
+    aliases: ClassVar[dict[str, str]] = {"epsilon": "energy"}
     on_cpu: ClassVar[bool] = True  # bases are of double precision, which not every device has
     attachable: ClassVar[bool] = True  # works in a loop of one's own, without calls of a run
 

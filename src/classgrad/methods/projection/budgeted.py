@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, PrivateAttr
 from torch import nn
 
 from classgrad.core.collect import Collected
@@ -25,14 +25,6 @@ class Budgeted(Projected):
     )
 
     _shares: dict[str, Shares] = PrivateAttr(default_factory=dict)
-
-    @model_serializer(mode="wrap")
-    def _unless_unlimited(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave no limit out: settings from before there were limits stay the same settings."""
-        found: dict[str, Any] = values(self)
-        if self.max_basis_mb is None:
-            found.pop("max_basis_mb", None)
-        return found
 
     def attach(self, model: nn.Module) -> None:
         """Guard this model from now on, if a direction of every layer fits."""

@@ -58,7 +58,7 @@ class CGP(Budgeted):
     name: ClassVar[str] = "cgp"
     summary: ClassVar[str] = "Class Gradient Projection: bases per class, BR, contrast (MM 2022)"
     parallel: ClassVar[bool] = True
-    letters: ClassVar[dict[str, str]] = {
+    aliases: ClassVar[dict[str, str]] = {
         "epsilon": "energy",
         "eta": "similarity",
         "lambda": "contrast",

@@ -58,7 +58,7 @@ class OWM(Method):
 
     name: ClassVar[str] = "owm"
     summary: ClassVar[str] = "Orthogonal Weights Modification (Nature Machine Intelligence 2019)"
-    letters: ClassVar[dict[str, str]] = {"alpha": "damping"}
+    aliases: ClassVar[dict[str, str]] = {"alpha": "damping"}
     on_cpu: ClassVar[bool] = True  # P is of double precision, which not every device has
     parallel: ClassVar[bool] = True
 

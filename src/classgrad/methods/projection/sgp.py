@@ -38,7 +38,7 @@ class SGP(GPM):
 
     name: ClassVar[str] = "sgp"
     summary: ClassVar[str] = "Scaled Gradient Projection: directions by importance (AAAI 2023)"
-    letters: ClassVar[dict[str, str]] = {"epsilon": "energy", "alpha": "scale"}
+    aliases: ClassVar[dict[str, str]] = {"epsilon": "energy", "alpha": "scale"}
 
     scale: float = Field(
         default=10.0,

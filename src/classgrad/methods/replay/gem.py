@@ -36,7 +36,7 @@ class GEM(Episodic):
 
     name: ClassVar[str] = "gem"
     summary: ClassVar[str] = "Gradient Episodic Memory: one constraint per task (NIPS 2017)"
-    letters: ClassVar[dict[str, str]] = {"gamma": "margin"}
+    aliases: ClassVar[dict[str, str]] = {"gamma": "margin"}
 
     memory_batch: int = Field(
         default=64,

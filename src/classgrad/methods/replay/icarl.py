@@ -66,7 +66,7 @@ class ICaRL(Distilled):
 
     name: ClassVar[str] = "icarl"
     summary: ClassVar[str] = "iCaRL: exemplars, distillation, nearest class means (CVPR 2017)"
-    letters: ClassVar[dict[str, str]] = {"K": "memory"}
+    aliases: ClassVar[dict[str, str]] = {"K": "memory"}
     free_start: ClassVar[bool] = False
     open_ended: ClassVar[bool] = False
 

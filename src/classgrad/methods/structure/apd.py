@@ -52,7 +52,7 @@ class APD(Method):
 
     name: ClassVar[str] = "apd"
     summary: ClassVar[str] = "Additive Parameter Decomposition: shared and sparse own (ICLR 2020)"
-    letters: ClassVar[dict[str, str]] = {"lambda1": "sparsity", "lambda2": "retention"}
+    aliases: ClassVar[dict[str, str]] = {"lambda1": "sparsity", "lambda2": "retention"}
     free_start: ClassVar[bool] = False
 
     sparsity: float = Field(

@@ -61,7 +61,7 @@ class DEN(Expanding):
 
     name: ClassVar[str] = "den"
     summary: ClassVar[str] = "Dynamically Expandable Networks: retrain, add, split (ICLR 2018)"
-    letters: ClassVar[dict[str, str]] = {
+    aliases: ClassVar[dict[str, str]] = {
         "mu": "l1",
         "lambda": "drift",
         "tau": "loss_threshold",

@@ -44,7 +44,7 @@ class HAT(Method):
 
     name: ClassVar[str] = "hat"
     summary: ClassVar[str] = "Hard Attention to the Task: a mask over units per task (ICML 2018)"
-    letters: ClassVar[dict[str, str]] = {"c": "sparsity", "smax": "steepness"}
+    aliases: ClassVar[dict[str, str]] = {"c": "sparsity", "smax": "steepness"}
     free_start: ClassVar[bool] = False
     parallel: ClassVar[bool] = True
 

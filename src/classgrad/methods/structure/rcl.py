@@ -43,7 +43,7 @@ class RCL(Expanding):
 
     name: ClassVar[str] = "rcl"
     summary: ClassVar[str] = "Reinforced Continual Learning: a controller adds units (NeurIPS 2018)"
-    letters: ClassVar[dict[str, str]] = {"alpha": "price"}
+    aliases: ClassVar[dict[str, str]] = {"alpha": "price"}
 
     trials: int = Field(default=50, ge=1, description="children tried for each task")
     child_epochs: int = Field(default=15, ge=1, description="epochs a child is trained for")

@@ -72,7 +72,7 @@ def command_of(record: RunRecord) -> str | None:
         plan = _plan(record, values)
     except UserError:
         return None
-    if not record.is_of(plan.as_dict()):
+    if not plan.describes(record.settings()):
         return None
     words = ["classgrad", "run", record.benchmark, "--method", record.method_name]
     words += ["--network", record.network, "--recipe", record.recipe, "--seed", str(record.seed)]

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from classgrad.checkpoints import Keeper, keeper
+from classgrad.checkpoints import CheckpointManager, manager
 from classgrad.errors import Stopped
 
 INT, TERM = signal.SIGINT, signal.SIGTERM
@@ -15,7 +15,7 @@ INT, TERM = signal.SIGINT, signal.SIGTERM
 def clock(monkeypatch):
     """A clock that stands still until it is moved."""
     now = [1000.0]
-    monkeypatch.setattr(keeper.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(manager.time, "monotonic", lambda: now[0])
 
     def move(seconds):
         now[0] += seconds
@@ -25,8 +25,8 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def listener(tmp_path):
-    """A keeper that is told of signals."""
-    found = Keeper(tmp_path)
+    """A checkpoints that is told of signals."""
+    found = CheckpointManager(tmp_path)
     with found.listening():
         yield found
 
@@ -42,7 +42,7 @@ def ask(number):
 
 
 def test_it_is_time_after_so_many_minutes_or_steps(tmp_path, clock):
-    found = Keeper(tmp_path, minutes=2, steps=3)
+    found = CheckpointManager(tmp_path, minutes=2, steps=3)
     assert [found.due() for _ in range(4)] == [False, False, True, True]
     found.save({})
     assert [found.due() for _ in range(2)] == [False, False]
@@ -113,7 +113,7 @@ def test_a_signal_while_saving_waits_until_all_is_on_disk(listener, monkeypatch)
 
 def test_other_handlers_are_back_afterwards(tmp_path):
     before = signal.getsignal(INT), signal.getsignal(TERM)
-    with pytest.raises(Stopped), Keeper(tmp_path).listening():
+    with pytest.raises(Stopped), CheckpointManager(tmp_path).listening():
         signal.raise_signal(INT)
     assert (signal.getsignal(INT), signal.getsignal(TERM)) == before
 
@@ -122,7 +122,7 @@ def test_in_another_thread_signals_are_left_to_the_main_one(tmp_path):
     before, seen = signal.getsignal(INT), []
 
     def work():
-        found = Keeper(tmp_path)
+        found = CheckpointManager(tmp_path)
         with found.listening():
             seen.append(signal.getsignal(INT))
             found.save({"step": 1})

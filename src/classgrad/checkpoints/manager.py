@@ -1,7 +1,7 @@
 """When the state of a run is saved: now and then, and when the process is asked to stop."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -17,7 +17,7 @@ MINUTES = 5.0
 WORTH_SAVING = 30.0  # seconds of training that the base update after it should not put at risk
 
 
-class Keeper:
+class CheckpointManager:
     """The checkpoints of a run; saves after so many minutes or steps, whichever comes first.
 
     Several processes save and stop after the same step, which they agree on; the first one writes.
@@ -54,9 +54,24 @@ class Keeper:
             wanted, self.asked = bool(late), asked or None
         return wanted or self.asked is not None
 
-    def obey(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Stop, if that was asked for when several processes could not agree on it."""
         if self._agreed(False) and self.asked is not None:
+            raise Stopped(self.asked)
+
+    def after_step(self, state: Callable[[], dict[str, Any]]) -> None:
+        """Save the state if it is time to, and stop if that was asked for."""
+        if self.due():
+            self._save_or_stop(state())
+
+    def after_training(self, state: Callable[[], dict[str, Any]]) -> None:
+        """Save before the base update, which can take long, and stop if that was asked for."""
+        if self.worth_saving():
+            self._save_or_stop(state())
+
+    def _save_or_stop(self, state: dict[str, Any]) -> None:
+        self.save(state)
+        if self.asked is not None:
             raise Stopped(self.asked)
 
     def save(self, state: dict[str, Any]) -> None:
