@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from classgrad.experiments.checks import Streams
 
 from classgrad.experiments import estimate
-from classgrad.experiments.checks import Streams
 from classgrad.experiments.estimate import START, Estimate, finished_records
 from classgrad.experiments.jobs import of_plans
 from classgrad.runs.record import RunRecord, Seconds

@@ -4,10 +4,10 @@ import json
 import shutil
 
 import pytest
+from classgrad.experiments.checks import Streams
 
 from classgrad.errors import UserError
 from classgrad.experiments import spec as experiments
-from classgrad.experiments.checks import Streams
 from classgrad.experiments.jobs import of_experiments, of_plans
 from classgrad.runs.run import run
 from classgrad.runs.spec import Plan, make_plan

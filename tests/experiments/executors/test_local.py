@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+from classgrad.experiments.executors.status import Status
 from rich.console import Console
 
 from classgrad.cli import live
@@ -18,7 +19,6 @@ from classgrad.errors import Stopped
 from classgrad.experiments.executors import local
 from classgrad.experiments.executors.local import execute
 from classgrad.experiments.executors.pool import Options
-from classgrad.experiments.executors.status import Status
 from classgrad.experiments.jobs import of_plans
 from classgrad.runs.spec import make_plan
 
