@@ -11,9 +11,9 @@ import torch
 from classgrad.checkpoints.store import Store
 from classgrad.errors import UserError
 from classgrad.experiments.executors import worker
-from classgrad.experiments.executors.pool import Options, crashed, described
+from classgrad.experiments.executors.pool import Options, crashed
 from classgrad.experiments.jobs import Job
-from classgrad.experiments.remote import CopyingKeeper, Place, Remote
+from classgrad.experiments.remote import CopyingKeeper, Remote, Results
 from classgrad.runs.spec import make_plan
 from classgrad.training.loop import Loop
 
@@ -97,13 +97,13 @@ def files(folder):
 
 @pytest.fixture
 def done(tmp_path):
-    """Return what does a small job, at a URL or not; returns its exit code and messages."""
+    """Return what does a small job, at a URL or not; returns its messages."""
 
     def do(url):
         job = Job(make_plan("split-digits", "gpm", values=SETTINGS), tmp_path / "here", ("a",), url)
         sent = []
-        code = worker.carry_out(json.loads(described(job, Options())), sent.append)
-        return code, sent
+        worker.carry_out(worker.to_json(job, Options()), sent.append)
+        return sent
 
     return do
 
@@ -120,17 +120,17 @@ def test_a_run_that_was_stopped_goes_on_in_another_folder(done, tmp_path, monkey
     url = f"file://{tmp_path}/there/run"
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "step", stopping)
-        code, sent = done(url)
-    assert (code, sent[-1]) == (143, {"end": "stopped"})
+        sent = done(url)
+    assert sent[-1] == {"end": "stopped"}
     assert not (tmp_path / "here").exists()
-    place = Place(tmp_path / "known", f"file://{tmp_path}/there")
+    results = Results(tmp_path / "known", f"file://{tmp_path}/there")
     job = Job(make_plan("split-digits", "gpm", values=SETTINGS), tmp_path / "known" / "run", ("a",))
-    assert [job.state() for job in place.look([job])] == ["cut"]
-    code, sent = done(url)
-    assert code == 0
+    assert [job.state() for job in results.look_up([job])] == ["cut"]
+    sent = done(url)
+    assert sent[-1]["end"] == "done"
     assert {"tell": "gpm: going on with task 1"} in sent
     assert files(tmp_path / "there") == ["record.json"]
-    assert [job.state() for job in place.look([job])] == ["done"]
+    assert [job.state() for job in results.look_up([job])] == ["done"]
     done(None)
     found, expected = (
         json.loads((tmp_path / name / "record.json").read_text()) for name in ("there/run", "here")

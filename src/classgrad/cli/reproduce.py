@@ -1,8 +1,8 @@
 """The commands on many runs: reproduce the tables of the paper, or sweep over a grid."""
 
+import itertools
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from classgrad.experiments.jobs import Job, Status
     from classgrad.experiments.remote import Results
     from classgrad.runs.spec import Plan
-
-    NewPool = Callable[[Sequence[Job], Options, Show], Pool[Any]]
 
 app = typer.Typer()
 
@@ -151,7 +149,7 @@ def sweep(
     """
     from rich.console import Console
 
-    from classgrad.experiments.jobs import grid, of_plans
+    from classgrad.experiments.jobs import of_plans
     from classgrad.experiments.remote import open_results
     from classgrad.report import terminal as report
 
@@ -160,7 +158,9 @@ def sweep(
     if both:
         raise UserError(f"--set and --over both give '{both[0]}': give one of them")
     labelled = []
-    for point in grid({"seed": [1], **varied}):  # one seed of all comes before the next one
+    grid = {"seed": [1], **varied}  # one seed of all comes before the next one
+    for values in itertools.product(*grid.values()):
+        point = dict(zip(grid, values, strict=True))
         seed = point.pop("seed")
         for plan in make_plans(benchmark, method, network, recipe, seed, {**fixed, **point}):
             labelled.append((label_of(plan, point), plan))
@@ -225,6 +225,7 @@ def carry_out(
     from classgrad.cli.experiment_tables import plan_table
     from classgrad.cli.live import showing
     from classgrad.experiments.estimate import Estimate, Workload, finished_records, in_all
+    from classgrad.experiments.executors.local import LocalPool
     from classgrad.report.page.words import duration
 
     if ray is not None:
@@ -248,8 +249,15 @@ def carry_out(
         console.print("all runs are done")
         return []
     early = any(job.plan.training.schedule == "plateau" for job in todo)
-    out = None if dry_run or results.url else results.folder
-    with executor(console, options, ray, out) as (options, new_pool):
+    with ExitStack() as connection:
+        new_pool: Callable[[Sequence[Job], Options, Show], Pool[Any]] = LocalPool
+        if ray is not None:
+            from classgrad.experiments.executors.ray import RayPool, connected, refuse_differences
+
+            with console.status("connecting to the cluster"):
+                slots = connection.enter_context(connected(ray, options))
+                refuse_differences(options, None if dry_run or results.url else results.folder)
+            options, new_pool = replace(options, count=min(options.count, slots)), RayPool
         console.print(plan_table(jobs, states, seconds))
         count = min(options.count, len(todo))
         console.print(
@@ -261,28 +269,6 @@ def carry_out(
             return []
         with showing(console) as show:
             return new_pool(todo, options, show).execute()
-
-
-@contextmanager
-def executor(
-    console: "Console", options: "Options", ray: str | None, out: Path | None
-) -> "Iterator[tuple[Options, NewPool]]":
-    """Yield what runs jobs, here or on a cluster, with as many at once as there is room for.
-
-    The machines of a cluster have to see the folder for the results, if one is given.
-    """
-    if ray is None:
-        from classgrad.experiments.executors.local import LocalPool
-
-        yield options, LocalPool
-        return
-    from classgrad.experiments.executors.ray import RayPool, connected, refuse_differences
-
-    status = console.status("connecting to the cluster")
-    with status, connected(ray, options) as slots:
-        refuse_differences(options, out)
-        status.stop()
-        yield replace(options, count=min(options.count, slots)), RayPool
 
 
 def tell_failures(statuses: "Sequence[Status]") -> None:

@@ -65,14 +65,15 @@ class Workload:
 
     def network(self, plan: Plan) -> Network:
         """Return a copy of the network of a plan, with a head for the first task."""
-        facts = self.facts(plan)
-        shape, options = facts.input_shape, plan.network_options.model_dump()
-        key = repr((plan.network, options, shape, facts.classes))
+        facts, options = self.facts(plan), plan.network_options.model_dump()
+        key = repr((plan.network, options, facts.input_shape))
         if key not in self._networks:
-            net = networks.build(plan.network, shape, plan.seed, **options)
-            net.add_task(facts.classes)
-            self._networks[key] = net
-        return copy.deepcopy(self._networks[key])
+            self._networks[key] = networks.build(
+                plan.network, facts.input_shape, plan.seed, **options
+            )
+        net = copy.deepcopy(self._networks[key])
+        net.add_task(facts.classes)
+        return net
 
     def _load(self, plan: Plan) -> TaskStream:
         stream = load_stream(plan, self.data_dir)

@@ -1,6 +1,5 @@
 """Which runs there are to do, and how far each of them is: nothing here runs them."""
 
-import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -145,12 +144,3 @@ def of_plans(labelled: Iterable[tuple[str, Plan]], out: Path) -> list[Job]:
         plans[folder] = plan
         labels.setdefault(folder, {})[label] = None
     return [Job(plan, folder, tuple(labels[folder])) for folder, plan in plans.items()]
-
-
-def grid(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return every combination of the values of some settings.
-
-    >>> grid({"eta": [0.5, 0.7], "seed": [1]})
-    [{'eta': 0.5, 'seed': 1}, {'eta': 0.7, 'seed': 1}]
-    """
-    return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]

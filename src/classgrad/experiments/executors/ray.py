@@ -9,11 +9,11 @@ would not say so.
 import logging
 import os
 import socket
+import tempfile
 import time
 import traceback
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -290,8 +290,17 @@ def slots_of(node: dict[str, Any], needed: dict[str, int]) -> int:
 
 def refuse_differences(options: Options, out: Path | None) -> None:
     """Refuse machines with other versions, and those that do not see the folder for the results."""
-    with visible_file(out) as path:
-        answers = ask_machines(resources(options), None if path is None else str(path))
+    path = None
+    with ExitStack() as stack:
+        if out is not None:
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(tempfile.NamedTemporaryFile(dir=out.absolute()))
+                path = file.name
+            except OSError as error:
+                reason = f"{error.strerror}; give another folder"
+                raise UserError(f"cannot write to '{out}': {reason}") from None
+        answers = ask_machines(resources(options), path)
     here = versions()
     for name, answer in answers.items():
         if "missing" in answer:
@@ -308,25 +317,6 @@ def refuse_differences(options: Options, out: Path | None) -> None:
             raise UserError(
                 f"machine {name} does not see '{out}': give a folder that all machines share"
             )
-
-
-@contextmanager
-def visible_file(out: Path | None) -> Iterator[Path | None]:
-    """Have a file in a folder, if one is given, while the block runs; yield its path."""
-    if out is None:
-        yield None
-        return
-    path = out.absolute() / f".seen-{uuid.uuid4().hex}"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    except OSError as error:
-        raise UserError(f"cannot write to '{out}': {error.strerror}; give another folder") from None
-    try:
-        yield path
-    finally:
-        with suppress(OSError):
-            path.unlink()
 
 
 def ask_machines(needed: dict[str, int], path: str | None) -> dict[str, dict[str, Any]]:
