@@ -295,8 +295,9 @@ def refuse_differences(options: Options, out: Path | None) -> None:
         if out is not None:
             try:
                 out.mkdir(parents=True, exist_ok=True)
-                file = stack.enter_context(tempfile.NamedTemporaryFile(dir=out.absolute()))
-                path = file.name
+                path = stack.enter_context(
+                    tempfile.NamedTemporaryFile(prefix=".seen-", dir=out.absolute())
+                ).name
             except OSError as error:
                 reason = f"{error.strerror}; give another folder"
                 raise UserError(f"cannot write to '{out}': {reason}") from None
