@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from classgrad import cli
+from classgrad.experiments.executors import local
 from classgrad.training.loop import Loop
 
 
@@ -60,3 +61,20 @@ def stopped(call, monkeypatch):
         return err
 
     return run
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch):
+    """Return what puts a program in the place of the one that runs jobs of experiments."""
+    package = tmp_path / "fake" / "classgrad"
+    place = package / "experiments" / "executors"
+    place.mkdir(parents=True)
+    for folder in (package, place.parent, place):
+        (folder / "__init__.py").write_text("")
+    real = local.environment
+
+    def environment(threads):
+        return {**real(threads), "PYTHONPATH": str(package.parent), "PLACE": str(tmp_path)}
+
+    monkeypatch.setattr(local, "environment", environment)
+    return (place / "worker.py").write_text

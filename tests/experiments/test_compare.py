@@ -89,7 +89,7 @@ def test_records_of_another_recipe_do_not_count(table):
     assert compare(table, [other], "paper")[0].accuracy.mean == 90
 
 
-@pytest.mark.parametrize("experiment", experiments.chosen("all"), ids=lambda e: e.name)
+@pytest.mark.parametrize("experiment", experiments.load_many("all"), ids=lambda e: e.name)
 def test_the_table_fits_80_columns_and_shows_what_is_missing(experiment):
     records = [
         record(experiment, line.label, seed, 70.0 + seed, -10.25 * seed)

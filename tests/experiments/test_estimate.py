@@ -1,11 +1,13 @@
-"""How long runs will take."""
+"""What is known of runs beforehand: whether they fit their data, and how long they will take."""
+
+from pathlib import Path
 
 import pytest
 import torch
 
+from classgrad.errors import UserError
 from classgrad.experiments import estimate
-from classgrad.experiments.checks import Streams
-from classgrad.experiments.estimate import START, Estimate, finished_records
+from classgrad.experiments.estimate import START, Estimate, Workload, finished_records
 from classgrad.experiments.jobs import of_plans
 from classgrad.runs.record import RunRecord, Seconds
 from classgrad.runs.spec import make_plan
@@ -23,7 +25,7 @@ def record(of, seconds, **others):
 
 
 def estimated(of, *records):
-    return Estimate(records, Streams(None).facts, threads=1).of_plan(of)
+    return Estimate(Workload(), records).of_plan(of)
 
 
 def test_the_record_of_the_same_method_is_scaled_by_what_differs():
@@ -57,7 +59,7 @@ def test_contrast_and_rounds_count_more():
 def test_without_a_record_a_few_steps_are_timed(monkeypatch):
     timed = []
     monkeypatch.setattr(estimate, "timed_step", lambda *given: timed.append(given) or 0.5)
-    found = Estimate([], Streams(None).facts, threads=1)
+    found = Estimate(Workload())
     steps = 2 * 5 * 100 / 32  # epochs, tasks, images and batch
     assert found.of_plan(plan()) == pytest.approx(steps * 0.5)
     assert found.of_plan(plan("cgp")) == pytest.approx(2 * steps * 0.5)
@@ -67,14 +69,14 @@ def test_without_a_record_a_few_steps_are_timed(monkeypatch):
 def test_a_step_takes_some_time_and_leaves_the_threads_alone(monkeypatch):
     monkeypatch.setattr(estimate, "TIMED", 0.01)
     before = torch.get_num_threads()
-    found = Estimate([], Streams(None).facts, threads=before + 1)
+    found = Estimate(Workload(), threads=before + 1)
     assert 1e-5 < found.step(plan()) < 1
     assert torch.get_num_threads() == before
 
 
 def test_of_a_run_that_was_cut_only_the_rest_counts(tmp_path):
     (job,) = of_plans([("a", plan())], tmp_path)
-    found = Estimate([record(plan(), 8.0)], Streams(None).facts, threads=1)
+    found = Estimate(Workload(), [record(plan(), 8.0)])
     assert found.of_job(job) == pytest.approx(START + 8)
     job.folder.mkdir()
     half = record(plan(), 4.0, accuracy_matrix=[[90.0]])
@@ -101,3 +103,48 @@ def test_records_that_cannot_be_read_or_are_not_complete_are_passed_over(tmp_pat
     strange = record(plan(), 1.0)
     strange.method = {"name": "forgotten"}
     assert estimate.plan_of(strange) is None
+
+
+def tiny(method="finetune", **values):
+    values = {"epochs": 1, "tasks": 2, "train_per_class": 4, **values}
+    return make_plan("split-digits", method, values=values)
+
+
+def test_missing_data_and_plans_that_do_not_fit_are_found_beforehand(tmp_path):
+    workload = Workload(tmp_path)
+    workload.check(of_plans([("a", tiny())], tmp_path))
+    for plan, message in (
+        (make_plan("split-cifar100"), "CIFAR-100 is missing"),
+        (tiny("gpm", energy={"fc1": 0.9}), "no value for layer"),
+        (make_plan("split-digits", network="alexnet5"), "needs images"),
+    ):
+        jobs = of_plans([("a", tiny()), ("b", plan)], tmp_path)
+        with pytest.raises(UserError, match=message):
+            workload.check(jobs)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_streams_are_loaded_and_networks_built_once(tmp_path, monkeypatch):
+    loaded, built = [], []
+    load, build = estimate.load_stream, estimate.networks.build
+    monkeypatch.setattr(estimate, "load_stream", lambda *a: loaded.append(a) or load(*a))
+    monkeypatch.setattr(
+        estimate.networks, "build", lambda *a, **options: built.append(a) or build(*a, **options)
+    )
+    monkeypatch.setattr(estimate, "TIMED", 0.01)
+    workload = Workload()
+    plans = [tiny(), tiny("hat"), tiny("den"), tiny("gpm"), tiny(tasks=5)]
+    jobs = of_plans([(plan.method.name, plan) for plan in plans], tmp_path)
+    workload.check(jobs)
+    assert len(loaded) == 2
+    assert workload.facts(tiny("ewc")).images == 40
+    assert workload.facts(tiny("ewc")).input_shape == (1, 8, 8)
+    assert Estimate(workload).step(tiny()) > 0
+    assert (len(loaded), len(built)) == (2, 1)
+
+
+def test_a_method_that_changes_the_network_gets_a_copy():
+    workload = Workload()
+    before = repr(workload.network(tiny()))
+    workload.check(of_plans([("a", tiny("hat"))], Path()))
+    assert repr(workload.network(tiny())) == before

@@ -1,13 +1,11 @@
-"""Which runs there are to do, what is known of them beforehand, and how they are named."""
+"""Which runs there are to do, and how they are named."""
 
 import json
 import shutil
 
 import pytest
 
-from classgrad.errors import UserError
 from classgrad.experiments import spec as experiments
-from classgrad.experiments.checks import Streams
 from classgrad.experiments.jobs import of_experiments, of_plans
 from classgrad.runs.run import run
 from classgrad.runs.spec import Plan, make_plan
@@ -20,7 +18,7 @@ def tiny(method="finetune", benchmark="split-digits", **values):
 
 
 def test_a_run_that_several_tables_show_is_one_job(tmp_path):
-    tables = experiments.chosen("all")
+    tables = experiments.load_many("all")
     jobs = of_experiments(tables, "fast", [1, 2], tmp_path)
     folders = [job.folder for job in jobs]
     assert len(set(folders)) == len(folders)
@@ -34,11 +32,11 @@ def test_a_run_that_several_tables_show_is_one_job(tmp_path):
 
 
 def test_the_first_seed_of_all_lines_comes_first(tmp_path):
-    jobs = of_experiments(experiments.chosen("eta,components"), "fast", [4, 2], tmp_path)
+    jobs = of_experiments(experiments.load_many("eta,components"), "fast", [4, 2], tmp_path)
     assert len(jobs) == 24
     assert [job.plan.seed for job in jobs] == [4] * 12 + [2] * 12
     assert jobs[0].labels == ("eta: η = 0.5",)
-    (first, *_) = of_experiments(experiments.chosen("eta"), "fast", [4], tmp_path)
+    (first, *_) = of_experiments(experiments.load_many("eta"), "fast", [4], tmp_path)
     assert first.labels == ("η = 0.5",)
 
 
@@ -76,32 +74,3 @@ def test_a_plan_goes_through_json_unchanged(benchmark):
     again = Plan.from_dict(json.loads(json.dumps(plan.as_dict())))
     assert again == plan
     assert again.folder_name() == plan.folder_name()
-
-
-def test_missing_data_and_plans_that_do_not_fit_are_found_beforehand(tmp_path):
-    streams = Streams(tmp_path)
-    streams.refuse_what_cannot_run(of_plans([("a", tiny())], tmp_path))
-    for plan, message in (
-        (make_plan("split-cifar100"), "CIFAR-100 is missing"),
-        (tiny("gpm", energy={"fc1": 0.9}), "no value for layer"),
-        (make_plan("split-digits", network="alexnet5"), "needs images"),
-    ):
-        jobs = of_plans([("a", tiny()), ("b", plan)], tmp_path)
-        with pytest.raises(UserError, match=message):
-            streams.refuse_what_cannot_run(jobs)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_streams_are_like_is_looked_up_once(tmp_path, monkeypatch):
-    from classgrad.experiments import checks
-
-    loaded = []
-    load = checks.load_stream
-    monkeypatch.setattr(checks, "load_stream", lambda *a: loaded.append(a) or load(*a))
-    streams = Streams(None)
-    jobs = of_plans([("a", tiny()), ("b", tiny("gpm")), ("c", tiny(tasks=5))], tmp_path)
-    streams.refuse_what_cannot_run(jobs)
-    assert len(loaded) == 2
-    assert streams.facts(tiny("ewc")).images == 40
-    assert streams.facts(tiny("ewc")).input_shape == (1, 8, 8)
-    assert len(loaded) == 2

@@ -11,9 +11,9 @@ import torch
 from classgrad.checkpoints.store import Store
 from classgrad.errors import UserError
 from classgrad.experiments.executors import worker
-from classgrad.experiments.executors.pool import Options, crashed, described
+from classgrad.experiments.executors.pool import Options, crashed
 from classgrad.experiments.jobs import Job
-from classgrad.experiments.remote import CopyingKeeper, Place, Remote
+from classgrad.experiments.remote import CopyingCheckpoints, Remote, Results
 from classgrad.runs.spec import make_plan
 from classgrad.training.loop import Loop
 
@@ -48,26 +48,26 @@ class Failing:
         self.changes -= 1
 
 
-def save_some(keeper):
+def save_some(checkpoints):
     """Save three states, with a record, then finish; yield how many are there for certain."""
     for number in (1, 2, 3):
         yield number - 1
-        (keeper.folder / "record.json").write_text(str(number))
-        keeper.save({"number": number, "tensor": torch.tensor([number])})
+        (checkpoints.folder / "record.json").write_text(str(number))
+        checkpoints.save({"number": number, "tensor": torch.tensor([number])})
     yield 3
-    (keeper.folder / "record.json").write_text("done")
-    keeper.clear()
+    (checkpoints.folder / "record.json").write_text("done")
+    checkpoints.clear()
 
 
 def test_wherever_copying_is_cut_there_is_a_state_to_go_on_from(tmp_path):
     for changes in range(100):
         folder, url = tmp_path / f"here{changes}", f"file://{tmp_path}/there{changes}"
         folder.mkdir()
-        keeper = CopyingKeeper(folder, Remote(url), minutes=5)
-        keeper.remote.files = Failing(keeper.remote.files, changes)
+        checkpoints = CopyingCheckpoints(folder, Remote(url), minutes=5)
+        checkpoints.remote.files = Failing(checkpoints.remote.files, changes)
         certain, cut = 0, True
         with suppress(UserError):
-            for certain in save_some(keeper):  # noqa: B007
+            for certain in save_some(checkpoints):  # noqa: B007
                 pass
             cut = False
         elsewhere = tmp_path / f"elsewhere{changes}"
@@ -82,7 +82,7 @@ def test_wherever_copying_is_cut_there_is_a_state_to_go_on_from(tmp_path):
         assert (loaded.state["number"] if loaded else 0) in (certain, certain + 1)
         assert loaded is None or loaded.warnings == ()
         # What was copied in part does not spoil what is saved under the same number.
-        again = CopyingKeeper(elsewhere, Remote(url), minutes=5)
+        again = CopyingCheckpoints(elsewhere, Remote(url), minutes=5)
         again.load()
         again.save({"number": 9})
         Remote(url).fetch(tmp_path / f"third{changes}")
@@ -97,13 +97,13 @@ def files(folder):
 
 @pytest.fixture
 def done(tmp_path):
-    """Return what does a small job, at a URL or not; returns its exit code and messages."""
+    """Return what does a small job, at a URL or not; returns its messages."""
 
     def do(url):
         job = Job(make_plan("split-digits", "gpm", values=SETTINGS), tmp_path / "here", ("a",), url)
         sent = []
-        code = worker.carry_out(json.loads(described(job, Options())), sent.append)
-        return code, sent
+        worker.carry_out(worker.to_json(job, Options()), sent.append)
+        return sent
 
     return do
 
@@ -120,17 +120,17 @@ def test_a_run_that_was_stopped_goes_on_in_another_folder(done, tmp_path, monkey
     url = f"file://{tmp_path}/there/run"
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "step", stopping)
-        code, sent = done(url)
-    assert (code, sent[-1]) == (143, {"end": "stopped"})
+        sent = done(url)
+    assert sent[-1] == {"end": "stopped"}
     assert not (tmp_path / "here").exists()
-    place = Place(tmp_path / "known", f"file://{tmp_path}/there")
+    results = Results(tmp_path / "known", f"file://{tmp_path}/there")
     job = Job(make_plan("split-digits", "gpm", values=SETTINGS), tmp_path / "known" / "run", ("a",))
-    assert [job.state() for job in place.look([job])] == ["cut"]
-    code, sent = done(url)
-    assert code == 0
+    assert [job.state() for job in results.look_up([job])] == ["cut"]
+    sent = done(url)
+    assert sent[-1]["end"] == "done"
     assert {"tell": "gpm: going on with task 1"} in sent
     assert files(tmp_path / "there") == ["record.json"]
-    assert [job.state() for job in place.look([job])] == ["done"]
+    assert [job.state() for job in results.look_up([job])] == ["done"]
     done(None)
     found, expected = (
         json.loads((tmp_path / name / "record.json").read_text()) for name in ("there/run", "here")

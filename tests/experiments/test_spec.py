@@ -7,7 +7,7 @@ from classgrad.experiments import spec as experiments
 from classgrad.runs.record import RunRecord
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "reproduce.md"
-ALL = experiments.chosen("all")
+ALL = experiments.load_many("all")
 SMALL = """
 title = "Small"
 source = "a test"
@@ -106,8 +106,8 @@ def test_finds_the_records_of_its_lines_and_no_others(small):
 
 
 def test_several_can_be_named():
-    assert [e.name for e in experiments.chosen("eta, lambda")] == ["eta", "lambda"]
-    assert [e.name for e in experiments.chosen("all")] == experiments.names()
+    assert [e.name for e in experiments.load_many("eta, lambda")] == ["eta", "lambda"]
+    assert [e.name for e in experiments.load_many("all")] == experiments.names()
 
 
 @pytest.mark.parametrize(
@@ -143,6 +143,6 @@ def test_the_page_lists_every_experiment_and_its_own_table_works(tmp_path):
 
 def test_an_unknown_name_is_refused_with_the_nearest_one():
     with pytest.raises(UserError, match="unknown experiment 'etta': did you mean 'eta'"):
-        experiments.chosen("etta")
+        experiments.load_many("etta")
     with pytest.raises(UserError, match="no experiment is named"):
-        experiments.chosen(" ,")
+        experiments.load_many(" ,")

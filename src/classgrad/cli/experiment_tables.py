@@ -8,16 +8,17 @@ from rich.table import Table
 from classgrad.experiments.compare import Figure, Row
 from classgrad.experiments.jobs import Job, State
 from classgrad.experiments.spec import Experiment
+from classgrad.report.page.words import duration
 from classgrad.report.terminal import number
 
 
 def plan_table(jobs: Sequence[Job], states: Sequence[State], seconds: Sequence[float]) -> Table:
     """Return the jobs before they are run; those that differ in the seed only share a row."""
-    found = plain_table()
-    found.add_column("run", overflow="fold")
+    table = plain_table()
+    table.add_column("run", overflow="fold")
     for heading in ("method", "seed", "state"):
-        found.add_column(heading)
-    found.add_column("about", justify="right", no_wrap=True)
+        table.add_column(heading)
+    table.add_column("about", justify="right", no_wrap=True)
     rows: dict[tuple[str, str, State], list[tuple[int, float]]] = {}
     for job, state, time in zip(jobs, states, seconds, strict=True):
         row = rows.setdefault((job.label, job.plan.method.name, state), [])
@@ -25,31 +26,32 @@ def plan_table(jobs: Sequence[Job], states: Sequence[State], seconds: Sequence[f
     for (label, method, state), several in rows.items():
         seeds = ", ".join(str(seed) for seed, _ in several)
         time = sum(time for _, time in several)
-        found.add_row(label, method, seeds, state, duration(time) if time else "-")
-    return found
+        table.add_row(label, method, seeds, state, duration(time) if time else "-")
+    return table
 
 
 def comparison(experiment: Experiment, rows: Sequence[Row], recipe: str) -> Table:
     """Return measured and published figures, whether they agree, and what is to be known of it."""
-    found = plain_table(
+    table = plain_table(
         f"{experiment.name}: {experiment.title} ({experiment.source}); recipe {recipe}"
     )
-    found.caption = "\n".join(
+    table.caption = "\n".join(
         [
             f"repeated: ACC and BWT within {experiment.tolerance:g} of the paper's",
             *([experiment.note.strip()] if experiment.note else []),
             *(f"{line.label}: {line.note}." for line in experiment.lines if line.note),
         ]
     )
-    found.caption_justify = "left"
+    table.caption_justify = "left"
     sized = any(row.capacity.published for row in rows)
-    found.add_column("line", overflow="fold")
+    table.add_column("line", overflow="fold")
     last = "size %\n(paper)" if sized else "diff.\nof ACC"  # there is not the width for both
     for heading in ("ACC %", "BWT", "paper\nACC %", "paper\nBWT", "repeated", last):
-        found.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        own, paper = (f"{value:.0f}" if value else "-" for value in row.sizes)
-        found.add_row(
+        sizes = row.capacity.mean, row.capacity.published
+        own, paper = (f"{value:.0f}" if value else "-" for value in sizes)
+        table.add_row(
             row.label,
             measured(row.accuracy),
             measured(row.transfer, signed=True),
@@ -58,7 +60,7 @@ def comparison(experiment: Experiment, rows: Sequence[Row], recipe: str) -> Tabl
             {None: "-", True: "yes", False: "no"}[row.repeated],
             f"{own} ({paper})" if sized else number(row.accuracy.difference, signed=True),
         )
-    return found
+    return table
 
 
 def measured(figure: Figure, signed: bool = False) -> str:
@@ -74,20 +76,3 @@ def measured(figure: Figure, signed: bool = False) -> str:
 def plain_table(title: str | None = None) -> Table:
     """Return a table without much around it."""
     return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-
-
-def duration(seconds: float) -> str:
-    """Return a time in the units that matter.
-
-    >>> duration(7.4), duration(95), duration(3 * 3600 + 600), duration(90_000)
-    ('7 s', '2 min', '3 h 10 min', '1 d 1 h')
-    """
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    if minutes < 24 * 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    hours = round(minutes / 60)
-    return f"{hours // 24} d {hours % 24} h"

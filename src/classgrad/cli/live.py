@@ -9,8 +9,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from classgrad.cli.experiment_tables import duration, plain_table
-from classgrad.experiments.executors.status import Show, Status
+from classgrad.cli.experiment_tables import plain_table
+from classgrad.experiments.executors.pool import Show
+from classgrad.experiments.jobs import Status
+from classgrad.report.page.words import duration
 from classgrad.report.terminal import number
 
 LABEL_WIDTH = 30
@@ -33,25 +35,19 @@ class Lines(Show):
     def __init__(self, console: Console) -> None:
         self.console = console
 
-    def begun(self, status: Status) -> None:
-        """Show that a job has started."""
-        self.say(f"{status.job.title}: started")
-
-    def told(self, status: Status, line: str) -> None:
-        """Show what a job has to say."""
-        self.say(f"{status.job.title}: {line}")
-
-    def ended(self, status: Status) -> None:
-        """Show how a job ended."""
+    def changed(self, status: Status) -> None:
+        """Show that a job has started, or how it ended."""
+        if status.state == "running":
+            return self.say("started", status)
         words = f"{status.state} after {duration(status.seconds)}"
         if status.state == "done":
             transfer = number(status.transfer, signed=True)
             words += f", ACC {number(status.accuracy)}, BWT {transfer}"
-        self.say(f"{status.job.title}: {words}" + (f": {status.why}" if status.why else ""))
+        return self.say(words + (f": {status.why}" if status.why else ""), status)
 
-    def say(self, line: str) -> None:
-        """Show a line that concerns all jobs."""
-        self.console.print(line, soft_wrap=True)
+    def say(self, line: str, status: Status | None = None) -> None:
+        """Show a line that concerns one job, or all."""
+        self.console.print(f"{status.job.title}: {line}" if status else line, soft_wrap=True)
 
     def tick(self, statuses: Sequence[Status]) -> None:
         """Show nothing: lines cannot be changed."""
@@ -64,17 +60,17 @@ class Screen(Lines):
         super().__init__(console)
         self.live = live
 
-    def begun(self, status: Status) -> None:
-        """Show nothing more than the table does."""
-
-    def ended(self, status: Status) -> None:
+    def changed(self, status: Status) -> None:
         """Show what would otherwise be lost."""
         if status.why:
-            super().ended(status)
+            super().changed(status)
 
     def tick(self, statuses: Sequence[Status]) -> None:
         """Show how far all jobs are."""
-        self.live.update(Group(table(statuses, self.console.height), Text(counts(statuses))))
+        states = Counter(status.state for status in statuses)
+        counts = ", ".join(f"{count} {state}" for state, count in states.items())
+        below = Text(f"{len(statuses)} runs: {counts}")
+        self.live.update(Group(table(statuses, self.console.height), below))
 
 
 def table(statuses: Sequence[Status], height: int) -> Table:
@@ -82,14 +78,14 @@ def table(statuses: Sequence[Status], height: int) -> Table:
     rows = list(statuses)
     if len(rows) + AROUND > height:
         rows = [status for status in rows if status.state == "running"][: max(1, height - AROUND)]
-    found = plain_table()
-    found.add_column("run", no_wrap=True, overflow="ellipsis", max_width=LABEL_WIDTH)
-    found.add_column("seed", justify="right")
-    found.add_column("state", no_wrap=True, min_width=10)
+    shown = plain_table()
+    shown.add_column("run", no_wrap=True, overflow="ellipsis", max_width=LABEL_WIDTH)
+    shown.add_column("seed", justify="right")
+    shown.add_column("state", no_wrap=True, min_width=10)
     for heading in ("done", "ACC %", "BWT", "time"):
-        found.add_column(heading, justify="right", no_wrap=True)
+        shown.add_column(heading, justify="right", no_wrap=True)
     for status in rows:
-        found.add_row(
+        shown.add_row(
             status.job.label,
             str(status.job.plan.seed),
             state_words(status),
@@ -98,7 +94,7 @@ def table(statuses: Sequence[Status], height: int) -> Table:
             number(status.transfer, signed=True),
             time_words(status),
         )
-    return found
+    return shown
 
 
 def state_words(status: Status) -> str:
@@ -113,14 +109,3 @@ def time_words(status: Status) -> str:
     if status.left is not None:
         return f"{duration(status.left)} left"
     return duration(status.seconds) if status.began is not None else "-"
-
-
-def counts(statuses: Sequence[Status]) -> str:
-    """Return how many jobs are in each state.
-
-    >>> counts([])
-    '0 runs'
-    """
-    found = Counter(status.state for status in statuses)
-    several = ", ".join(f"{count} {state}" for state, count in found.items())
-    return f"{len(statuses)} runs" + (f": {several}" if several else "")

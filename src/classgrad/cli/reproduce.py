@@ -1,8 +1,9 @@
 """The commands on many runs: reproduce the tables of the paper, or sweep over a grid."""
 
+import itertools
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,13 +28,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from classgrad.experiments.executors.pool import Options
-    from classgrad.experiments.executors.status import Show, Status
-    from classgrad.experiments.jobs import Job
-    from classgrad.experiments.remote import Place
+    from classgrad.experiments.executors.pool import Options, Pool, Show
+    from classgrad.experiments.jobs import Job, Status
+    from classgrad.experiments.remote import Results
     from classgrad.runs.spec import Plan
-
-    Execute = Callable[[Sequence[Job], Options, Show], list[Status]]
 
 app = typer.Typer()
 
@@ -90,26 +88,25 @@ def reproduce(
 ) -> None:
     """Repeat tables and figures of the paper, and compare with what it prints.
 
-    Runs that are finished are not run again, and those cut short go on.
+    Runs that are finished are not run again, and those cut short are resumed.
     """
     from rich.console import Console
 
     from classgrad.cli.experiment_tables import comparison
     from classgrad.experiments.compare import compare
     from classgrad.experiments.jobs import of_experiments
-    from classgrad.experiments.remote import opened
-    from classgrad.experiments.spec import chosen
+    from classgrad.experiments.remote import open_results
+    from classgrad.experiments.spec import load_many
 
-    found = chosen(name)
+    found = load_many(name)
     console = Console(markup=False)  # brackets in names are no markup
     options = options_of(jobs, threads, data_dir, save_minutes, device, ray)
-    with opened(out) as place:
-        listed = of_experiments(found, recipe, parse_seeds(seeds, "--seeds"), place.folder)
-        listed = place.look(listed)
-        ended = carry_out(console, listed, place, options, ray, dry_run)
+    with open_results(out) as results:
+        listed = of_experiments(found, recipe, parse_seeds(seeds, "--seeds"), results.folder)
+        ended = carry_out(console, listed, results, options, ray, dry_run)
         if dry_run:
             return
-        records = [record for job in place.look(listed) if (record := job.record())]
+        records = [record for job in results.look_up(listed) if (record := job.record())]
     for experiment in found:
         console.print(comparison(experiment, compare(experiment, records, recipe), recipe))
     tell_failures(ended)
@@ -148,12 +145,12 @@ def sweep(
 ) -> None:
     """Run every combination of some values, several at once, and compare them.
 
-    Runs that are finished are not run again, and those cut short go on.
+    Runs that are finished are not run again, and those cut short are resumed.
     """
     from rich.console import Console
 
-    from classgrad.experiments.jobs import grid, of_plans
-    from classgrad.experiments.remote import opened
+    from classgrad.experiments.jobs import of_plans
+    from classgrad.experiments.remote import open_results
     from classgrad.report import terminal as report
 
     fixed, varied = parse_settings(settings or []), parse_grid(over or [])
@@ -161,18 +158,20 @@ def sweep(
     if both:
         raise UserError(f"--set and --over both give '{both[0]}': give one of them")
     labelled = []
-    for point in grid({"seed": [1], **varied}):  # one seed of all comes before the next one
+    grid = {"seed": [1], **varied}  # one seed of all comes before the next one
+    for values in itertools.product(*grid.values()):
+        point = dict(zip(grid, values, strict=True))
         seed = point.pop("seed")
         for plan in make_plans(benchmark, method, network, recipe, seed, {**fixed, **point}):
             labelled.append((label_of(plan, point), plan))
     console = Console(markup=False)  # brackets in names are no markup
     options = options_of(jobs, threads, data_dir, save_minutes, device, ray)
-    with opened(out) as place:
-        listed = place.look(of_plans(labelled, place.folder))
-        ended = carry_out(console, listed, place, options, ray, dry_run)
+    with open_results(out) as results:
+        listed = of_plans(labelled, results.folder)
+        ended = carry_out(console, listed, results, options, ray, dry_run)
         if dry_run:
             return
-        found = [job.record() for job in place.look(listed)]
+        found = [job.record() for job in results.look_up(listed)]
     records = [record for record in found if record and record.complete]
     if records:
         console.print(report.means(records))
@@ -201,47 +200,46 @@ def options_of(
     from classgrad import devices
     from classgrad.experiments.executors.pool import Options
 
-    if ray is not None:
-        from classgrad.experiments.executors.ray_cluster import refuse_missing
-
-        refuse_missing()
-        if device not in ("cpu", "cuda"):
-            raise UserError(
-                f"--device '{shown(device)}' with --ray: give cpu, or cuda for one of the "
-                "cluster's graphics devices"
-            )
-        data_dir = None if data_dir is None else data_dir.absolute()
-        return Options(jobs or sys.maxsize, threads or 1, data_dir, save_minutes, device)
-    devices.resolve_device(device)
-    threads = threads or (1 if (jobs or 1) > 1 else None)
-    return Options(jobs or 1, threads, data_dir, save_minutes, device)
+    if ray is None:
+        devices.resolve_device(device)
+        threads = threads or (1 if (jobs or 1) > 1 else None)
+        return Options(jobs or 1, threads, data_dir, save_minutes, device)
+    if device not in ("cpu", "cuda"):
+        raise UserError(
+            f"--device '{shown(device)}' with --ray: give cpu, or cuda for one of the cluster's "
+            "GPUs"
+        )
+    data_dir = None if data_dir is None else data_dir.absolute()
+    return Options(jobs or sys.maxsize, threads or 1, data_dir, save_minutes, device)
 
 
 def carry_out(
     console: "Console",
     jobs: "list[Job]",
-    place: "Place",
+    results: "Results",
     options: "Options",
     ray: str | None,
     dry_run: bool,
 ) -> "Sequence[Status]":
     """Show what there is to do, and do it; return how each job ended that was not done before."""
-    from classgrad.cli.experiment_tables import duration, plan_table
+    from classgrad.cli.experiment_tables import plan_table
     from classgrad.cli.live import showing
-    from classgrad.experiments.checks import Streams
-    from classgrad.experiments.estimate import Estimate, finished_records, in_all
+    from classgrad.experiments.estimate import Estimate, Workload, finished_records, in_all
+    from classgrad.experiments.executors.local import LocalPool
+    from classgrad.report.page.words import duration
 
     if ray is not None:
-        from classgrad.experiments.executors.ray_cluster import refuse_relative
+        from classgrad.experiments.executors.ray import refuse_relative
 
         refuse_relative(jobs)
+    jobs = results.look_up(jobs)
     states = [job.state() for job in jobs]
     todo = [job for job, state in zip(jobs, states, strict=True) if state != "done"]
     with console.status("looking at data and settings"):
-        streams = Streams(options.data_dir)
-        streams.refuse_what_cannot_run(todo)
-        known = finished_records(place.folder, options.device) if todo else []
-        estimate = Estimate(known, streams.facts, options.threads)
+        workload = Workload(options.data_dir)
+        workload.check(todo)
+        records = finished_records(results.folder, options.device) if todo else []
+        estimate = Estimate(workload, records, options.threads)
         seconds = [
             0.0 if state == "done" else estimate.of_job(job)
             for job, state in zip(jobs, states, strict=True)
@@ -251,8 +249,15 @@ def carry_out(
         console.print("all runs are done")
         return []
     early = any(job.plan.training.schedule == "plateau" for job in todo)
-    out = None if dry_run or place.url else place.folder
-    with executor(console, options, ray, out) as (options, execute):
+    with ExitStack() as connection:
+        new_pool: Callable[[Sequence[Job], Options, Show], Pool[Any]] = LocalPool
+        if ray is not None:
+            from classgrad.experiments.executors.ray import RayPool, connected, refuse_differences
+
+            with console.status("connecting to the cluster"):
+                slots = connection.enter_context(connected(ray, options))
+                refuse_differences(options, None if dry_run or results.url else results.folder)
+            options, new_pool = replace(options, count=min(options.count, slots)), RayPool
         console.print(plan_table(jobs, states, seconds))
         count = min(options.count, len(todo))
         console.print(
@@ -263,33 +268,7 @@ def carry_out(
         if dry_run:
             return []
         with showing(console) as show:
-            return execute(todo, options, show)
-
-
-@contextmanager
-def executor(
-    console: "Console", options: "Options", ray: str | None, out: Path | None
-) -> "Iterator[tuple[Options, Execute]]":
-    """Yield what runs jobs, here or on a cluster, with as many at once as there is room for.
-
-    The machines of a cluster have to see the folder for the results, if one is given.
-    """
-    if ray is None:
-        from classgrad.experiments.executors.local import execute
-
-        yield options, execute
-        return
-    from dataclasses import replace
-
-    from classgrad.experiments.executors import ray_cluster as cluster
-
-    status = console.status("connecting to the cluster")
-    with status, cluster.connected(ray, options) as room:
-        cluster.refuse_differences(options, out)
-        from classgrad.experiments.executors import ray_pool as cluster_pool
-
-        status.stop()
-        yield replace(options, count=min(options.count, room)), cluster_pool.execute
+            return new_pool(todo, options, show).execute()
 
 
 def tell_failures(statuses: "Sequence[Status]") -> None:
@@ -297,7 +276,7 @@ def tell_failures(statuses: "Sequence[Status]") -> None:
     bad = [status for status in statuses if status.state != "done"]
     if not bad:
         return
-    reasons = "; ".join(f"{status.job.title}: {status.why}" for status in bad)
+    reasons = "; ".join(f"{status.job.title}: {status.why or status.state}" for status in bad)
     line = f"{len(bad)} of {len(statuses)} runs did not end: {reasons}"
     if not any(status.crash for status in bad):
         raise UserError(line)

@@ -40,11 +40,6 @@ class Row:
     capacity: Figure
 
     @property
-    def sizes(self) -> tuple[float | None, float | None]:
-        """Measured and published capacity."""
-        return self.capacity.mean, self.capacity.published
-
-    @property
     def repeated(self) -> bool | None:
         """Whether both accuracy and transfer come near, where both can be compared."""
         verdicts = [self.accuracy.repeated, self.transfer.repeated]
@@ -61,26 +56,18 @@ def compare(experiment: Experiment, records: Iterable[RunRecord], recipe: str) -
     rows = []
     for line in experiment.lines:
         by_seed = {record.seed: record for record in found[line.label]}
-        mine = [by_seed[seed] for seed in sorted(by_seed)]
-        paper = line.paper
+        mine, paper = [by_seed[seed] for seed in sorted(by_seed)], line.paper
+        accuracy, transfer, capacity = (
+            (paper.accuracy, paper.transfer_percent, paper.capacity) if paper else (None,) * 3
+        )
         rows.append(
             Row(
                 label=line.label,
                 method=line.method,
                 seeds=tuple(sorted(by_seed)),
-                accuracy=_figure(
-                    [record.average_accuracy for record in mine],
-                    paper.accuracy if paper else None,
-                    experiment,
-                ),
-                transfer=_figure(
-                    [record.backward_transfer for record in mine],
-                    paper.transfer_percent if paper else None,
-                    experiment,
-                ),
-                capacity=_figure(
-                    [record.capacity for record in mine], paper.capacity if paper else None
-                ),
+                accuracy=_figure([run.average_accuracy for run in mine], accuracy, experiment),
+                transfer=_figure([run.backward_transfer for run in mine], transfer, experiment),
+                capacity=_figure([run.capacity for run in mine], capacity),
             )
         )
     return rows

@@ -2,7 +2,7 @@
 
 A checkpoint counts there if it has a manifest. That is the last file of one to be copied and the
 first to be removed, and old ones are removed after the new one is there. So whenever copying is cut
-short, there is a state to go on from on any other machine.
+short, there is a state to resume from on any other machine.
 """
 
 import re
@@ -32,26 +32,26 @@ class Remote:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        with self.telling("used"):
+        with self.one_line_errors("used"):
             import fsspec
 
             self.files, self.root = fsspec.core.url_to_fs(url)
 
     def fetch(self, folder: Path) -> None:
-        """Copy the record and all whole checkpoints to a folder."""
-        with self.telling("read"):
+        """Copy the record and all complete checkpoints to a folder."""
+        with self.one_line_errors("read"):
             names = self.names()
             for name in names:
-                if name == FILE_NAME or parent(name) in whole(names):
+                if name == FILE_NAME or parent(name) in complete(names):
                     self._get(name, folder)
 
-    def look(self, folder: Path) -> None:
+    def fetch_record(self, folder: Path) -> None:
         """Copy the record to a folder, and make one for checkpoints if there are any."""
-        with self.telling("read"):
+        with self.one_line_errors("read"):
             names = self.names()
             if FILE_NAME in names:
                 self._get(FILE_NAME, folder)
-            if whole(names):
+            if complete(names):
                 (folder / FOLDER).mkdir(parents=True, exist_ok=True)
 
     def push(self, folder: Path) -> None:
@@ -60,9 +60,9 @@ class Remote:
         here = [path.relative_to(folder).as_posix() for path in paths]
         if (folder / FILE_NAME).is_file():
             here.append(FILE_NAME)
-        with self.telling("written"):
+        with self.one_line_errors("written"):
             there = self.names()
-            done = whole(there)
+            done = complete(there)
             new = [name for name in here if parent(name) not in done]
             for name in sorted(new, key=is_manifest):
                 self.put(folder / name, name)
@@ -72,7 +72,7 @@ class Remote:
 
     def put(self, path: Path, name: str) -> None:
         """Copy one file."""
-        with self.telling("written"):
+        with self.one_line_errors("written"):
             place = f"{self.root}/{name}"
             self.files.makedirs(parent(place), exist_ok=True)
             self.files.put_file(str(path), place)
@@ -88,7 +88,7 @@ class Remote:
         self.files.get_file(f"{self.root}/{name}", str(folder / name))
 
     @contextmanager
-    def telling(self, what: str) -> Iterator[None]:
+    def one_line_errors(self, what: str) -> Iterator[None]:
         """Turn errors into one line: every kind of storage has its own."""
         try:
             yield
@@ -114,17 +114,17 @@ def is_manifest(name: str) -> bool:
     return PurePosixPath(name).name == MANIFEST
 
 
-def whole(names: Sequence[str]) -> set[str]:
+def complete(names: Sequence[str]) -> set[str]:
     """Return the checkpoints that count.
 
-    >>> whole(["record.json", "checkpoints/000001/manifest.json", "checkpoints/000002/state.json"])
-    {'checkpoints/000001'}
+    >>> complete(["record.json", "checkpoints/01/manifest.json", "checkpoints/02/state.json"])
+    {'checkpoints/01'}
     """
     return {parent(name) for name in names if is_manifest(name)}
 
 
-class CopyingKeeper(CheckpointManager):
-    """Keeps the checkpoints of a run, and copies them to a URL."""
+class CopyingCheckpoints(CheckpointManager):
+    """Saves the checkpoints of a run, and copies them to a URL."""
 
     def __init__(self, folder: Path, remote: Remote, *, minutes: float) -> None:
         super().__init__(folder, minutes=minutes)
@@ -143,38 +143,47 @@ class CopyingKeeper(CheckpointManager):
 
 
 @contextmanager
-def keeper_at(url: str, *, minutes: float) -> Iterator[CopyingKeeper]:
-    """Yield a keeper with a folder of this machine, in which there is what is at the URL."""
+def checkpoints_at(
+    folder: Path, url: str | None, *, minutes: float
+) -> Iterator[tuple[Path, CheckpointManager]]:
+    """Yield the folder a run works in, and what saves its state.
+
+    With a URL that is a folder of this machine alone, in which there is what is at the URL.
+    """
+    if url is None:
+        yield folder, CheckpointManager(folder, minutes=minutes)
+        return
     remote = Remote(url)
     with tempfile.TemporaryDirectory(prefix="classgrad-") as place:
         folder = Path(place) / PurePosixPath(url).name
         remote.fetch(folder)
-        yield CopyingKeeper(folder, remote, minutes=minutes)
+        yield folder, CopyingCheckpoints(folder, remote, minutes=minutes)
 
 
 @dataclass(frozen=True)
-class Place:
+class Results:
     """Where the results of jobs are: a folder; or a URL, and a folder for what is known of it."""
 
     folder: Path
     url: str | None = None
 
-    def look(self, jobs: Sequence[Job]) -> list[Job]:
+    def look_up(self, jobs: Sequence[Job]) -> list[Job]:
         """Return jobs that know where they are, with their records in their folders."""
         if self.url is None:
             return list(jobs)
-        found = [replace(job, url=f"{self.url}/{job.folder.name}") for job in jobs]
-        for job in found:
-            assert job.url is not None
-            Remote(job.url).look(job.folder)
-        return found
+        located = []
+        for job in jobs:
+            url = f"{self.url}/{job.folder.name}"
+            Remote(url).fetch_record(job.folder)
+            located.append(replace(job, url=url))
+        return located
 
 
 @contextmanager
-def opened(out: str) -> Iterator[Place]:
-    """Yield the place for the results that is a path or a URL."""
+def open_results(out: str) -> Iterator[Results]:
+    """Yield the results at a path or a URL."""
     if "://" not in out:
-        yield Place(Path(out))
+        yield Results(Path(out))
         return
     with tempfile.TemporaryDirectory(prefix="classgrad-") as folder:
-        yield Place(Path(folder), out.rstrip("/"))
+        yield Results(Path(folder), out.rstrip("/"))

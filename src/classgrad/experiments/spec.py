@@ -48,7 +48,7 @@ class Line(BaseModel):
     note: str = ""
 
     def plan(self, benchmark: str, recipe: str, seed: int) -> Plan:
-        """Return the run of this line, fully toml_files."""
+        """Return the run of this line, with every value resolved."""
         values = {**self.values, **self.recipes.get(recipe, {})}
         return make_plan(benchmark, self.method, recipe=recipe, seed=seed, values=values)
 
@@ -120,7 +120,7 @@ def load(name: str) -> Experiment:
     return toml_files.load(Experiment, __package__, name)
 
 
-def chosen(name: str) -> list[Experiment]:
+def load_many(name: str) -> list[Experiment]:
     """Return the experiments a name asks for: `all`, one, or several with commas."""
     words = [word.strip() for word in name.split(",") if word.strip()]
     if not words:

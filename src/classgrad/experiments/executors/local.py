@@ -2,33 +2,18 @@
 
 import json
 import os
-import selectors
+import select
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from classgrad.experiments.executors.pool import (
-    TICK,
-    Options,
-    Pool,
-    crash_file,
-    crashed,
-    described,
-)
-from classgrad.experiments.executors.status import Show, Status
-from classgrad.experiments.jobs import Job
-
-
-def execute(jobs: Sequence[Job], options: Options, show: Show) -> list[Status]:
-    """Run jobs to their ends and return how each ended; a failed one does not stop the others.
-
-    Asked to stop, all save their states and `Stopped` is raised; asked twice, they are killed.
-    """
-    return Processes([Status(job) for job in jobs], options, show).go()
+from classgrad.experiments.executors.pool import TICK, Options, Pool
+from classgrad.experiments.executors.worker import to_json
+from classgrad.experiments.jobs import Status
 
 
 class Worker:
@@ -38,7 +23,7 @@ class Worker:
         self.status = status
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the process has ended
         self._rest = b""  # of a line that has not come whole
-        crash_file(status.job).unlink(missing_ok=True)
+        self._end: dict[str, Any] | None = None  # its last message
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "classgrad.experiments.executors.worker"],
             stdin=subprocess.PIPE,
@@ -49,17 +34,25 @@ class Worker:
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.output = self.process.stdout.fileno()
-        os.set_blocking(self.output, False)
+        self._input, self.output = self.process.stdin, self.process.stdout
+        os.set_blocking(self.output.fileno(), False)
         with suppress(BrokenPipeError):  # it ended at once, which shows when it is waited for
-            os.write(self.process.stdin.fileno(), described(status.job, options) + b"\n")
+            os.write(self._input.fileno(), to_json(status.job, options) + b"\n")
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Yield the messages that have come since the last time."""
+        """Yield the messages that have come since the last time, the end when it has ended."""
+        code = self.process.poll()  # before the last messages are read
         with suppress(BlockingIOError):
-            while piece := os.read(self.output, 2**16):
+            while piece := os.read(self.output.fileno(), 2**16):
                 *lines, self._rest = (self._rest + piece).split(b"\n")
-                yield from (json.loads(line) for line in lines)
+                for message in map(json.loads, lines):
+                    if "end" in message:
+                        self._end = message
+                    else:
+                        yield message
+        if code is not None:
+            trace = self._close()
+            yield self._end or unexpected_end(code, trace)
 
     def stop(self) -> None:
         """Ask it to save its state and end."""
@@ -68,57 +61,32 @@ class Worker:
     def kill(self) -> None:
         """End it at once."""
         self.process.kill()
-        self.close()
+        self._close()
 
-    def close(self) -> str:
+    def _close(self) -> str:
         """Wait for its end; return what it wrote to standard error."""
+        if self._errors.closed:  # a signal came before this was noted
+            return ""
         self.process.wait()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.stdout.close()
+        self._input.close()
+        self.output.close()
         self._errors.seek(0)
         with self._errors:
             return self._errors.read().decode(errors="replace")
 
 
-class Processes(Pool[Worker]):
+class LocalPool(Pool[Worker]):
     """Some jobs in processes of this machine."""
 
-    def start(self, status: Status) -> None:
+    def start(self, status: Status) -> Worker:
         """Start the process of a job."""
-        self.running.append(Worker(status, self.options))
-        status.begin()
-        self.show.begun(status)
+        worker = Worker(status, self.options)
+        self.begin(status)
+        return worker
 
     def wait(self) -> None:
-        """Hear what the processes have to say, and see which have ended."""
-        with selectors.DefaultSelector() as selector:
-            for worker in self.running:
-                selector.register(worker.output, selectors.EVENT_READ)
-            selector.select(TICK)
-        for worker in list(self.running):
-            gone = worker.process.poll() is not None  # before the last messages are read
-            for message in worker.messages():
-                self.hear(worker.status, message)
-            if gone:
-                self.running.remove(worker)
-                self.close(worker)
-
-    def close(self, worker: Worker) -> None:
-        """See how a process ended."""
-        status, code, errors = worker.status, worker.process.returncode, worker.close()
-        if status.state == "running" and self.asked is not None:
-            status.end("stopped")
-        elif status.state == "running" and code == -signal.SIGKILL:
-            if self.again(status, "its process was killed; it goes on in another"):
-                return
-            status.end("failed", "its process was killed twice: is memory short? Lower --jobs")
-        elif status.state == "running" and code == -signal.SIGTERM:
-            status.end("failed", "its process was told to end")
-        elif status.state == "running":
-            status.end("failed", crashed(status.job, reason(code, errors), errors), crash=True)
-        self.show.ended(status)
+        """Wait until a process has something to say or has ended."""
+        select.select([worker.output for worker in self.running], [], [], TICK)
 
 
 def environment(threads: int | None) -> dict[str, str]:
@@ -129,13 +97,16 @@ def environment(threads: int | None) -> dict[str, str]:
     return found
 
 
-def reason(code: int, errors: str) -> str:
-    """Return why a process ended, by its exit code and what it wrote last.
+def unexpected_end(code: int, trace: str) -> dict[str, Any]:
+    """Return how a process ended that did not say so, by its exit code and standard error.
 
-    >>> reason(-11, "what came before"), reason(1, "a trace\\nKeyError: 1"), reason(3, "")
-    ('ended by SIGSEGV', 'KeyError: 1', 'ended with code 3')
+    >>> unexpected_end(1, "a trace\\nKeyError: 1")["why"], unexpected_end(-11, "")["why"]
+    ('KeyError: 1', 'ended by SIGSEGV')
     """
-    if code < 0:
-        return f"ended by {signal.Signals(-code).name}"
-    lines = errors.strip().splitlines()
-    return lines[-1] if lines else f"ended with code {code}"
+    if code == -signal.SIGKILL:
+        return {"end": "gone", "why": "its process was killed"}
+    if code == -signal.SIGTERM:
+        return {"end": "stopped"}  # before it could listen
+    name = f"ended by {signal.Signals(-code).name}" if code < 0 else ""
+    last = trace.strip().splitlines()[-1:] or [f"ended with code {code}"]
+    return {"end": "crashed", "why": name or last[0], "trace": trace}

@@ -1,18 +1,17 @@
 """Jobs of which so many run at once, wherever that is; asked to stop, they save their states."""
 
-import json
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
+from classgrad.checkpoints.lock import InUse
 from classgrad.checkpoints.signals import heard_by
 from classgrad.errors import Stopped, UserError, shown
-from classgrad.experiments.executors.status import Show, Status
-from classgrad.experiments.jobs import CRASH_FILE, Job
+from classgrad.experiments.jobs import CRASH_FILE, Job, Status
 from classgrad.experiments.remote import Remote
 
 TICK = 0.2  # seconds
@@ -31,14 +30,31 @@ class Options:
     save_minutes: float = 5.0
     device: str = "cpu"
 
-    def resources(self) -> dict[str, int]:
-        """Return what a run needs of a machine of a cluster, in Ray's words."""
-        graphics = {"GPU": 1} if self.device.startswith("cuda") else {}
-        return {"CPU": self.threads or 1, **graphics}
+
+class Show(Protocol):
+    """Shows how jobs get on."""
+
+    def changed(self, status: Status) -> None:
+        """Show that a job has started or ended."""
+
+    def say(self, line: str, status: Status | None = None) -> None:
+        """Show a line that concerns one job, or all."""
+
+    def tick(self, statuses: Sequence[Status]) -> None:
+        """Show how far all jobs are; called several times in a second."""
 
 
 class Running(Protocol):
     """A job that has been started."""
+
+    status: Status
+
+    def messages(self) -> Iterable[Mapping[str, Any]]:
+        """Return what has come since the last time, without waiting.
+
+        When it has ended, the last of them has its `end`. That may also be `gone`: its process was
+        killed, and can be started again; or `crashed`, with the `trace` of what happened.
+        """
 
     def stop(self) -> None:
         """Ask it to save its state and end."""
@@ -55,29 +71,37 @@ class Pool(ABC, Generic[R]):
 
     starts_at_most = 2  # what is killed, for example for want of memory, is started once more
 
-    def __init__(self, statuses: list[Status], options: Options, show: Show) -> None:
-        self.statuses, self.options, self.show = statuses, options, show
-        self.waiting = deque(statuses)
+    def __init__(self, jobs: Sequence[Job], options: Options, show: Show) -> None:
+        self.statuses, self.options, self.show = [Status(job) for job in jobs], options, show
+        self.waiting = deque(self.statuses)
         self.running: list[R] = []
-        self.starts = {id(status): 0 for status in statuses}
         self.asked: int | None = None  # the signal that came, if one did
         self.told_to_stop = False
 
     @abstractmethod
-    def start(self, status: Status) -> None:
-        """Start a job, which is then one of those that run; or note why that is not possible."""
+    def start(self, status: Status) -> R:
+        """Start a job; raise a `UserError` if that is not possible."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Hear for a moment what those that run have to say, and see which have ended."""
+        """Wait until there may be messages, for a moment at most."""
 
-    def go(self) -> list[Status]:
-        """Run all, and return how they ended."""
-        with heard_by(self._hear):
+    def execute(self) -> list[Status]:
+        """Run all to their ends and return how each ended; a failed one does not stop the others.
+
+        Asked to stop, all save their states and `Stopped` is raised; asked twice, they are killed.
+        """
+        with heard_by(self._signalled):
             try:
                 while self.running or (self.waiting and self.asked is None):
-                    self.begin_some()
+                    if self.asked is None:
+                        self.start_some()
+                    elif not self.told_to_stop:
+                        self.stop_all()
                     self.wait()
+                    for one in list(self.running):
+                        for message in one.messages():
+                            self.hear(one, message)
                     self.show.tick(self.statuses)
             finally:
                 for one in self.running:
@@ -86,68 +110,67 @@ class Pool(ABC, Generic[R]):
             raise Stopped(self.asked)
         return self.statuses
 
-    def begin_some(self) -> None:
-        """Start as many as may run; or tell those that run to stop."""
-        if self.asked is not None:
-            if not self.told_to_stop:
-                self.told_to_stop = True
-                self.show.say("stopping; a second Ctrl-C does not wait for states to be saved")
-                for one in self.running:
-                    one.stop()
-            return
+    def start_some(self) -> None:
+        """Start as many as may run."""
         while self.waiting and len(self.running) < self.options.count and self.asked is None:
             status = self.waiting.popleft()
-            self.starts[id(status)] += 1
-            self.start(status)
+            status.starts += 1
+            try:
+                (status.job.folder / CRASH_FILE).unlink(missing_ok=True)
+                self.running.append(self.start(status))
+            except UserError as error:
+                status.end("busy" if isinstance(error, InUse) else "failed", str(error))
+                self.show.changed(status)
 
-    def hear(self, status: Status, message: Mapping[str, Any]) -> None:
-        """Take over a message, and show what it has to say."""
-        status.hear(message)
+    def begin(self, status: Status) -> None:
+        """Note and show that the process of a job runs."""
+        status.begin()
+        self.show.changed(status)
+
+    def stop_all(self) -> None:
+        """Ask those that run to stop."""
+        self.told_to_stop = True
+        self.show.say("stopping; a second Ctrl-C does not wait for states to be saved")
+        for one in self.running:
+            one.stop()
+
+    def hear(self, one: R, message: Mapping[str, Any]) -> None:
+        """Note and show what a message says."""
+        status, end = one.status, message.get("end")
         if "tell" in message:
-            self.show.told(status, message["tell"])
+            self.show.say(message["tell"], status)
+        if end not in ("gone", "crashed"):
+            status.hear(message)
+        elif end == "crashed":
+            status.end("failed", crashed(status.job, message["why"], message["trace"]), crash=True)
+        elif self.asked is not None:
+            status.end("stopped")
+        elif status.starts < self.starts_at_most:
+            self.show.say(f"{message['why']}; it is resumed in another", status)
+            status.state = "waiting"
+            self.waiting.appendleft(status)
+        else:
+            why = f"{message['why']} after {status.starts} starts: is memory short?"
+            status.end("failed", f"{why} Run fewer at once")
+        if end is not None:
+            self.running.remove(one)
+            if status.state != "waiting":
+                self.show.changed(status)
 
-    def again(self, status: Status, line: str) -> bool:
-        """Let a job that was killed wait for another start, unless it had them all; tell which."""
-        if self.starts[id(status)] >= self.starts_at_most:
-            return False
-        self.show.told(status, line)
-        status.state = "waiting"
-        self.waiting.appendleft(status)
-        return True
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
         again = self.asked is not None
         self.asked = number
         if again:
             raise Stopped(number)
 
 
-def described(job: Job, options: Options, *, locked: bool = False) -> bytes:
-    """Return a job as the worker reads it; `locked` says that its folder is locked for it."""
-    values = {
-        "plan": job.plan.as_dict(),
-        "folder": str(job.folder),
-        "url": job.url,
-        "data_dir": None if options.data_dir is None else str(options.data_dir),
-        "save_minutes": options.save_minutes,
-        "threads": options.threads,
-        "device": options.device,
-        "locked": locked,
-    }
-    return json.dumps(values).encode()
-
-
-def crash_file(job: Job) -> Path:
-    """Return where the trace of a crash is kept."""
-    return job.folder / CRASH_FILE
-
-
-def crashed(job: Job, reason: str, errors: str) -> str:
+def crashed(job: Job, reason: str, trace: str) -> str:
     """Keep what a job wrote before it crashed; say in one line what happened."""
-    path, place = crash_file(job), str(crash_file(job))
+    path = job.folder / CRASH_FILE
+    place = str(path)
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(errors, encoding="utf-8")
+        path.write_text(trace, encoding="utf-8")
         if job.url is not None:
             Remote(job.url).put(path, CRASH_FILE)
             place = f"{job.url}/{CRASH_FILE}"

@@ -57,7 +57,7 @@ def printed_lines(records: Sequence[RunRecord]) -> list[list[Printed]]:
     known = {record.recipe for record in records} & set(recipes.names())
     streams = {record.benchmark for record in records}
     found: list[list[Printed]] = [[] for _ in records]
-    for experiment in experiments.chosen("all"):
+    for experiment in experiments.load_many("all"):
         for recipe in sorted(known) if experiment.benchmark in streams else []:
             runs = experiment.records(records, recipe)
             for line in experiment.lines:

@@ -4,6 +4,8 @@ import io
 import json
 import os
 import signal
+import socket
+import sys
 import time
 from types import SimpleNamespace
 
@@ -14,8 +16,8 @@ from classgrad.checkpoints import Lock
 from classgrad.checkpoints.lock import FILE_NAME as LOCK
 from classgrad.cli import live
 from classgrad.errors import Stopped, UserError
-from classgrad.experiments.executors import ray_cluster as cluster
-from classgrad.experiments.executors.pool import Options, described
+from classgrad.experiments.executors.pool import Options
+from classgrad.experiments.executors.worker import to_json
 from classgrad.experiments.jobs import of_plans
 from classgrad.runs.record import versions
 from classgrad.runs.spec import make_plan
@@ -23,8 +25,7 @@ from classgrad.runs.spec import make_plan
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 from ray.exceptions import NodeDiedError, TaskCancelledError, WorkerCrashedError  # noqa: E402
 
-from classgrad.experiments.executors import ray_pool as cluster_pool  # noqa: E402
-from classgrad.experiments.executors import ray_task as cluster_task  # noqa: E402
+from classgrad.experiments.executors import ray as cluster  # noqa: E402
 
 DONE = {"end": "done", "done": 1.0, "accuracy": 90.5, "transfer": -1.5}
 
@@ -91,10 +92,10 @@ def run(jobs, monkeypatch):
 
     def go(outcomes, act=lambda fake: None, count=1):
         fake = FakeRay(outcomes)
-        monkeypatch.setattr(cluster_pool, "ray", fake)
-        monkeypatch.setattr(cluster_pool, "new_mailbox", fake.mailbox)
+        monkeypatch.setattr(cluster, "ray", fake)
+        monkeypatch.setattr(cluster, "new_mailbox", fake.mailbox)
         show = go.show = Watcher(lambda: act(fake))
-        found = cluster_pool.execute(jobs[:count], Options(9, 2, None, 2.5), show)
+        found = cluster.RayPool(jobs[:count], Options(9, 2, None, 2.5), show).execute()
         return fake, found, show.text
 
     return go
@@ -124,7 +125,7 @@ def test_it_waits_until_there_is_room_and_tells_how_far_it_is(run):
 
     _, (status,), text = run([None], act)
     assert "gpm, seed 1: started\ngpm, seed 1: hello\ngpm, seed 1: done" in text
-    assert status.found == 1.0  # and not what another task had to say
+    assert status.done_before == 1.0  # and not what another task had to say
 
 
 def test_a_job_whose_machine_is_gone_is_started_again(run, jobs):
@@ -133,19 +134,19 @@ def test_a_job_whose_machine_is_gone_is_started_again(run, jobs):
     assert status.state == "done"
     assert [number for number, _ in fake.jobs] == [1, 2, 3, 4]
     for why in (" (Ray: NodeDiedError)", " (Ray: WorkerCrashedError)", ""):
-        assert f"gpm, seed 1: its process is gone{why}; it goes on in another\n" in text
+        assert f"gpm, seed 1: its process is gone{why}; it is resumed in another\n" in text
 
 
 def test_it_is_not_started_again_for_ever(run):
     fake, (status,), _ = run([WorkerCrashedError() for _ in range(9)])
     assert len(fake.jobs) == 5
     assert (status.state, status.crash) == ("failed", False)
-    assert status.why == "its process was killed 5 times (Ray: WorkerCrashedError)"
+    assert status.why.startswith("its process is gone (Ray: WorkerCrashedError) after 5 starts")
 
 
 def test_a_crash_leaves_its_trace_and_does_not_stop_the_others(run, jobs):
     trace = "Traceback ...\nRuntimeError: this is a fault\n"
-    _, (first, second), _ = run([{"trace": trace}, DONE], count=2)
+    _, (first, second), _ = run([cluster.crash(trace), DONE], count=2)
     assert (first.state, first.crash, second.state) == ("failed", True, "done")
     path = jobs[0].folder / "crash.txt"
     assert first.why == f"RuntimeError: this is a fault; see '{path}'"
@@ -172,8 +173,8 @@ def test_asked_to_stop_all_are_cancelled_and_waited_for(run, jobs):
     with pytest.raises(Stopped) as stop:
         run([None, None], act, count=2)
     assert stop.value.number == signal.SIGINT
-    assert run.show.text.count(": stopped after 0 s\n") == 2
-    assert "it goes on" not in run.show.text
+    assert run.show.text.count(": stopped after 0.0 s\n") == 2
+    assert "it is resumed" not in run.show.text
     assert not any((job.folder / LOCK).exists() for job in jobs)
 
 
@@ -192,7 +193,7 @@ def test_asked_twice_it_does_not_wait(run, jobs):
 
 
 def test_asked_to_stop_it_does_not_wait_for_ever(run, jobs, monkeypatch):
-    monkeypatch.setattr(cluster_pool, "PATIENCE", 0.0)
+    monkeypatch.setattr(cluster, "TO_SAVE", 0.0)
     seen = []
 
     def act(fake):
@@ -215,17 +216,16 @@ def test_a_task_returns_its_end_and_leaves_the_rest_in_the_mailbox(monkeypatch):
 
     def carry_out(job, send):
         send({"done": 0.5})
-        if job["threads"] == 2:
+        if job == b"faulty":
             raise RuntimeError("this is a fault")
         send(DONE)
 
-    monkeypatch.setattr(cluster_task, "carry_out", carry_out)
-    monkeypatch.setattr(cluster_task.torch, "set_num_threads", lambda number: left.append(number))
-    assert cluster_task.attempt(b'{"threads": 3}', 8, mailbox) == DONE
-    assert left[0][1]["process"] == os.getpid()
-    assert left[1:] == [3, (8, {"done": 0.5})]
-    trace = cluster_task.attempt(b'{"threads": 2}', 9, mailbox)["trace"]
-    assert trace.endswith("RuntimeError: this is a fault\n")
+    monkeypatch.setattr(cluster, "carry_out", carry_out)
+    assert cluster.attempt(b"sound", 8, mailbox) == DONE
+    assert left == [(8, {"machine": socket.gethostname()}), (8, {"done": 0.5})]
+    crash = cluster.attempt(b"faulty", 9, mailbox)
+    assert (crash["end"], crash["why"]) == ("crashed", "RuntimeError: this is a fault")
+    assert crash["trace"].endswith("RuntimeError: this is a fault\n")
 
 
 ANSWERS = {
@@ -271,8 +271,8 @@ def test_a_machine_is_asked_for_versions_and_for_a_file_that_does_not_stay(tmp_p
 SWEEP = ["sweep", "-b", "split-digits", "-m", "gpm", "--set", "tasks=2", "--ray"]
 WRONG = {
     "nothing there": ("127.0.0.1:1", "the Ray cluster at '127.0.0.1:1' cannot be used: Connection"),
-    "no port": ("localhost", "--ray 'localhost' is no address of a cluster: give HOST:PORT"),
-    "a client": ("ray://localhost:1", "--ray 'ray://localhost:1' is no address of a cluster"),
+    "no port": ("localhost", "'localhost' is no address of a Ray cluster: give HOST:PORT"),
+    "a client": ("ray://localhost:1", "'ray://localhost:1' is no address of a Ray cluster"),
     "wrong port": ("localhost:99999", "the Ray cluster at 'localhost:99999' cannot be used: "),
 }
 
@@ -294,7 +294,7 @@ def test_a_folder_of_images_is_given_by_its_whole_path(call, tmp_path):
     code, out, err = call("sweep", "-b", "folder:photos", "--over", "seed=1,2", "--ray", "auto")
     assert (code, out) == (2, "")
     whole = f"folder:{tmp_path / 'photos'}"
-    assert err == f"classgrad: 'folder:photos' with --ray: give the whole path, {whole}\n"
+    assert err == f"classgrad: 'folder:photos' on a cluster: give the whole path, {whole}\n"
 
 
 def test_the_address_of_the_environment_is_not_ignored(call, monkeypatch):
@@ -305,12 +305,11 @@ def test_the_address_of_the_environment_is_not_ignored(call, monkeypatch):
 
 
 def test_without_the_package_it_says_what_to_install(call, monkeypatch):
-    monkeypatch.setattr(cluster, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "classgrad.experiments.executors.ray")
     code, out, err = call(*SWEEP, "auto")
     assert (code, out) == (2, "")
-    assert err == (
-        "classgrad: --ray needs a package that is not installed: pip install 'classgrad[ray]'\n"
-    )
+    assert err == "classgrad: Ray is not installed: pip install 'classgrad[ray]'\n"
 
 
 def test_a_cluster_without_room_is_refused(monkeypatch):
@@ -322,31 +321,31 @@ def test_a_cluster_without_room_is_refused(monkeypatch):
     ]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
 
-    def room(threads, device="cpu"):
-        return cluster.room(Options(threads=threads, device=device).resources())
+    def slots(threads, device="cpu"):
+        return cluster.slots(cluster.resources(Options(threads=threads, device=device)))
 
-    assert [room(threads) for threads in (1, 2, 4)] == [7, 3, 1]
-    assert [room(threads, "cuda") for threads in (1, 2)] == [2, 1]
-    with pytest.raises(UserError, match="no machine of the cluster has 5 CPUs for a run: lower"):
-        room(5)
-    with pytest.raises(UserError, match=r"has 4 CPUs and 1 GPU for a run: .* leave out --device"):
-        room(4, "cuda")
+    assert [slots(threads) for threads in (1, 2, 4)] == [7, 3, 1]
+    assert [slots(threads, "cuda") for threads in (1, 2)] == [2, 1]
+    with pytest.raises(UserError, match=r"cluster has 5 CPUs for a run: give a run fewer threads$"):
+        slots(5)
+    with pytest.raises(UserError, match=r"has 4 CPUs and 1 GPU for a run: .* another device"):
+        slots(4, "cuda")
 
 
-def test_a_run_on_a_graphics_device_asks_the_cluster_for_one(jobs, monkeypatch):
+def test_a_run_on_a_gpu_asks_the_cluster_for_one(jobs, monkeypatch):
     asked = []
 
     def remote(**options):
         asked.append(options)
         return lambda work: work
 
-    monkeypatch.setattr(cluster_pool, "ray", SimpleNamespace(remote=remote))
-    monkeypatch.setattr(cluster_pool, "new_mailbox", lambda: None)
+    monkeypatch.setattr(cluster, "ray", SimpleNamespace(remote=remote))
+    monkeypatch.setattr(cluster, "new_mailbox", lambda: None)
     for device in ("cpu", "cuda"):
-        cluster_pool.Tasks([], Options(threads=3, device=device), None)
+        cluster.RayPool([], Options(threads=3, device=device), None)
     found = [(one["num_cpus"], one["num_gpus"]) for one in asked]
     assert found == [(3, 0), (3, 1)]
-    assert json.loads(described(jobs[0], Options(device="cuda")))["device"] == "cuda"
+    assert json.loads(to_json(jobs[0], Options(device="cuda")))["device"] == "cuda"
 
 
 def test_one_device_of_a_cluster_cannot_be_named(call):
