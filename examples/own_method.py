@@ -1,6 +1,6 @@
 """A method of your own: a class with its hyper-parameters as fields, run like any other."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field, PrivateAttr
 from torch import Tensor
@@ -19,6 +19,14 @@ class Anchor(Method):
 
     strength: float = Field(default=1.0, ge=0, description="weight of the penalty")
     _old: list[Tensor] = PrivateAttr(default_factory=list)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is kept between tasks, so that a run can be resumed."""
+        return {"old": self._old}
+
+    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
+        """Continue from a state."""
+        self._old = state["old"]
 
     def loss(self, net: Network, step: Step) -> Tensor:
         """Return cross-entropy plus the penalty."""

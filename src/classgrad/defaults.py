@@ -71,7 +71,7 @@ def of(part: str, version: int | None = None) -> Part:
 
 def _current(part: str, kind: type[Settings], version: int) -> Part:
     """Return the defaults of a version by the names of today; of a user's own kind, today's."""
-    known = kind.brought_up_to_date(of(part, version))
+    known = kind.brought_up_to_date(split_lost(kind, of(part, version))[0])
     own = {
         name: plain(field.get_default(call_default_factory=True, validated_data={}))
         for name, field in kind.model_fields.items()
@@ -84,20 +84,21 @@ def given(
 ) -> Part:
     """Return the settings of a part that differ from the defaults of the version they are of."""
     version = newest() if version is None else version
-    names = kind.removed.keys() & values.keys()
-    gone = {name: values[name] for name in names if not _can_migrate(kind, name, values[name])}
-    kept = {name: value for name, value in plain(values).items() if name not in gone}
     usual = _current(part, kind, version)
+    kept, lost = split_lost(kind, plain(values))
     current = kind.brought_up_to_date(kept)
-    return {**gone, **{n: v for n, v in current.items() if n not in usual or usual[n] != v}}
+    return {**lost, **{n: v for n, v in current.items() if n not in usual or usual[n] != v}}
 
 
-def _can_migrate(kind: type[Settings], name: str, value: object) -> bool:
-    try:
-        kind.removed[name](value)
-    except UserError:
-        return False
-    return True
+def split_lost(kind: type[Settings], values: Mapping[str, Any]) -> tuple[Part, Part]:
+    """Return the values that today's settings can express, and those that they cannot."""
+    kept, lost = dict(values), {}
+    for name in kind.removed.keys() & values.keys():
+        try:
+            kind.removed[name](values[name])
+        except UserError:
+            lost[name] = kept.pop(name)
+    return kept, lost
 
 
 def restored(part: str, kind: type[S], values: Mapping[str, Any], version: int) -> S:

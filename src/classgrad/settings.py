@@ -40,8 +40,8 @@ class Settings(BaseModel):
 
     @classmethod
     def accepts(cls, name: str) -> bool:
-        """Tell whether `name` stands for a field."""
-        return cls.field_of(name) in cls.model_fields
+        """Tell whether `name` stands for a field, or did before that was removed."""
+        return cls.field_of(name) in cls.model_fields or name in cls.removed
 
     @classmethod
     def names(cls) -> list[str]:
@@ -53,6 +53,9 @@ class Settings(BaseModel):
         """Return `values` keyed by field name; unknown names and double ones are refused."""
         named: dict[str, Any] = {}
         for name, value in values.items():
+            if name in cls.removed:
+                named |= cls.removed[name](value)
+                continue
             if not cls.accepts(name):
                 raise unknown(cls.kind, name, cls.names())
             field = cls.field_of(name)

@@ -212,11 +212,11 @@ def test_every_part_of_an_epoch_is_found(small_ranks, monkeypatch):
 def test_what_is_timed_as_a_save_is_all_of_a_state(small_ranks, tmp_path):
     one = Learner("cgp", 1)
     one.step()
-    keeping = saving.keeping_of(one, tmp_path)
-    keeping.after_step(one.loop.state_dict)
-    assert keeping.checkpoints.load() is None  # it is not time yet
-    keeping.save(one.loop.state_dict())
-    state = keeping.checkpoints.load().state
+    run = saving.run_at(one, tmp_path)
+    run.checkpoints.after_step(run.state_dict)
+    assert run.checkpoints.load() is None  # it is not time yet
+    run.checkpoints.save(run.state_dict({**one.loop.state_dict(), "round": 0}))
+    state = run.checkpoints.load().state
     assert {name: len(basis) for name, basis in state["method"]["bases"].items()} == DIMENSIONS
     kept = state["unfinished"]["optimizer"]
     moving = [p for p in one.loop.parameters if p.grad is not None]

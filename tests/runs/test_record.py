@@ -34,7 +34,7 @@ def record():
 def test_has_every_promised_key(record, tmp_path):
     data = json.loads(record.save(tmp_path).read_text())
     assert data.keys() >= KEYS
-    assert data["schema_version"] == 1
+    assert data["schema_version"] == 2
     assert data["method"]["name"] == "gpm"
     assert data["method"]["energy"] == 0.97
     assert data["seconds"].keys() == {"train", "memory", "evaluate"}
@@ -79,10 +79,10 @@ def test_survives_a_round_trip(record, tmp_path):
         ("", "is not a record"),
         ("[]", "is not a record"),
         ("{}", "is not a record: benchmark"),
-        ('{"schema_version": 99}', "newer than 1: update classgrad"),
+        ('{"schema_version": 99}', "newer than 2: update classgrad"),
         ("\x00\xff", "is not a record"),
         ("[" * 100_000, "recursion"),
-        ('{"schema_version": ' + "9" * 1000 + "}", "newer than 1"),
+        ('{"schema_version": ' + "9" * 1000 + "}", "newer than 2"),
     ],
 )
 def test_broken_records_are_refused_in_one_line(tmp_path, text, message):

@@ -54,13 +54,10 @@ class Kept:
 
     state = None
 
-    def take(self):
-        return self.state
-
     def after_step(self, state):
         assert self.state is None, "trained on after the end"
 
-    def at_end(self, state):
+    def after_training(self, state):
         self.state = state()
 
 
@@ -75,7 +72,8 @@ def test_a_loop_that_plateau_has_ended_does_not_go_on():
         wrong = Split(task.valid.images, (task.valid.labels + 1) % 3)
         against = Task(0, "against", task.class_names, task.train, wrong)
         method = methods.make("finetune")
-        fit(nets[-1], method, [against], training, seed=1, keeping=kept)
+        resumed = kept.state
+        fit(nets[-1], method, [against], training, seed=1, checkpoints=kept, resumed=resumed)
     one, two = (list(net.parameters()) for net in nets)
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 

@@ -462,7 +462,7 @@ class Learner:
             "net": None
             if net is None
             else {n: v.cpu().clone() for n, v in net.state_dict().items()},
-            "memory": copy.deepcopy(self.method.state_dict()),
+            "memory": copy.deepcopy(session.state_dict()["method"] if session else {}),
             # Known to the method already, but only with a network.
             "dimensions": {r.name: r.dimension for r in (self.method.room() if net else [])},
         }
@@ -495,7 +495,7 @@ class Learner:
             **self.settings(),
             "tasks": len(self.tasks),
             "forgotten": [list(task.forgotten) for task in self.tasks],
-            "memory": self.method.state_dict(),
+            "memory": self.session.state_dict(loop)["method"] if self.session else {},
             "unfinished": loop,
         }
 

@@ -1,11 +1,12 @@
 """A whole run: the tasks of a stream one after another, measured after each, and its record."""
 
+import glob
 import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from classgrad.distributed import number_of, started_before, world
 from classgrad.errors import UserError, shown
 from classgrad.methods import METHODS
 from classgrad.methods.base import Method
+from classgrad.methods.saved_state import refuse_stateless
 from classgrad.networks.network import Network
 from classgrad.prediction.accuracy import ClassPrototypes, Score, accuracy, evaluate
 from classgrad.runs.events import Events
@@ -87,21 +89,31 @@ def run_folder(out: Path | str, plan: Plan) -> Path:
             if not place.is_dir():
                 raise UserError(f"'{place}' is a file: give a folder for the results")
             break
-    usual, *others = (Path(out) / name for name in plan.folder_names())
+    usual = Path(out) / plan.folder_name()
     if has_saved_state(usual):
         return usual
-    begun = (folder for folder in others if plan.describes(saved_settings(folder) or {}))
-    return next(begun, usual)
+    # It may have been begun with settings or defaults that have changed since, by another name.
+    for folder in sorted(Path(out).glob(f"{glob.escape(plan.folder_prefix())}*")):
+        if has_saved_state(folder) and plan.describes(saved_settings(folder)):
+            return folder
+    return usual
 
 
-def saved_settings(folder: Path) -> dict[str, Any] | None:
-    """Return what was run in a folder, if anything was that can be read."""
+def saved_settings(folder: Path) -> dict[str, Any]:
+    """Return what was run in a folder; nothing, if that cannot be read."""
     with suppress(UserError):
         if (folder / FILE_NAME).is_file():
-            return RunRecord.load(folder).settings()
+            return _record_settings(folder / FILE_NAME, (folder / FILE_NAME).stat().st_mtime_ns)
         loaded = CheckpointManager(folder).load()
-        return loaded.state.get("plan") if loaded else None
-    return None
+        plan = loaded.state.get("plan") if loaded else None
+        return plan if isinstance(plan, dict) else {}
+    return {}
+
+
+@lru_cache(maxsize=1000)
+def _record_settings(file: Path, changed: int) -> dict[str, Any]:
+    """Return what a record says was run; a sweep asks for the same ones again and again."""
+    return RunRecord.load(file).settings()
 
 
 def has_saved_state(folder: Path) -> bool:
@@ -128,6 +140,8 @@ class Run:
     ) -> None:
         self.device = own_device(device)
         self.stream, self.folder = stream.to(self.device), folder
+        if folder is not None:
+            refuse_stateless(type(plan.method))
         self.checkpoints = checkpoints
         if folder is not None and checkpoints is None:
             self.checkpoints = CheckpointManager(folder)
@@ -229,11 +243,14 @@ class Run:
             for number in range(len(self.scores), len(self.stream)):
                 self.learn(number)
                 self.record.complete = number == len(self.stream) - 1
+                # Before anything is saved: a method may not be able to give a whole state.
+                saving = self.checkpoints is not None and not self.record.complete
+                state = self.state_dict() if saving else {}
                 self.save_record()
                 if self.events:
                     self.events.task(self.steps, self.record)
-                if self.checkpoints and not self.record.complete:
-                    self.checkpoints.save(self.state_dict())
+                if saving and self.checkpoints:
+                    self.checkpoints.save(state)
         except LossNotFinite:
             self.save_record()
             raise
@@ -393,7 +410,7 @@ class Run:
         """Bring a run that has not begun to a state that was saved, with the settings it has."""
         self._refuse_others(state["plan"], state["data"])
         saved = Plan.from_dict(state["plan"], type(self.plan.method))
-        if saved != self.plan:
+        if saved.as_dict() != self.plan.as_dict():
             self._begin(saved)
         session = self.session
         session.load_state_dict(state, [task.classes for task in self.stream])

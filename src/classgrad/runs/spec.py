@@ -107,30 +107,22 @@ class Plan:
         )
 
     def folder_name(self) -> str:
-        """Return a name that differs between runs that differ in any value."""
-        return self.folder_names()[0]
+        """Return a name that differs between runs that differ in any value.
 
-    def folder_names(self) -> list[str]:
-        """Return the names that the folder of this run may have, that of a new one first.
-
-        Then the name it had if it was begun with other defaults. Runs of methods that are not in
-        the table were once named by all their values.
+        It is a digest of the settings that the first version had, and of newer ones that differ
+        from what was done then, so that a name stays when there are more settings.
         """
-        values, kind = self.as_dict(), type(self.method)
-        by_values, by_settings = (
-            _in_first_form(identity(values, kind, version=version), kind)
-            for version in (1, self.defaults)
-        )
-        names = [self._named(by_values), self._named(by_settings)]
-        if self.method.name not in methods.METHODS:
-            names.append(self._named({**by_values, "method": values["method"]}))
-        return list(dict.fromkeys(names))
+        kind = type(self.method)
+        own = identity(self.as_dict(), kind, version=1)
+        for part, (key, settings) in kinds_of(own, kind).items():
+            own[part] = defaults.first_form(key, settings, own[part])
+        text = json.dumps(own, sort_keys=True)
+        return self.folder_prefix() + hashlib.sha256(text.encode()).hexdigest()[:8]
 
-    def _named(self, values: Mapping[str, Any]) -> str:
-        text = json.dumps(values, sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    def folder_prefix(self) -> str:
+        """Return what the names of all runs with this benchmark, method and seed begin with."""
         title = re.sub(r"[^\w.-]+", "-", self.benchmark.partition(":")[0])
-        return f"{title}-{self.method.name}-seed{self.seed}-{digest}"
+        return f"{title}-{self.method.name}-seed{self.seed}-"
 
 
 def kinds_of(
@@ -169,14 +161,6 @@ def identity(
         own[part] = defaults.given(key, kind, rest, version)
     own["method"]["name"] = values["method"]["name"]
     return own
-
-
-def _in_first_form(own: Mapping[str, Any], method: type[Method]) -> dict[str, Any]:
-    """Return an identity with all settings that the first version had, as it named folders."""
-    whole = dict(own)
-    for part, (key, kind) in kinds_of(own, method).items():
-        whole[part] = defaults.first_form(key, kind, own[part])
-    return whole
 
 
 def make_plan(

@@ -16,6 +16,7 @@ from classgrad.checkpoints import CheckpointManager
 from classgrad.distributed import world
 from classgrad.errors import UserError
 from classgrad.methods.base import Fit, Method
+from classgrad.methods.saved_state import complete_state
 from classgrad.networks.network import Network
 from classgrad.prediction.accuracy import ClassPrototypes
 from classgrad.tasks import Task
@@ -155,7 +156,7 @@ class Session:
         return {
             "tasks": len(self.net.heads),
             "net": None if unfinished else self.net.state_dict(),
-            "method": self.method.state_dict(),
+            "method": complete_state(self.method, self.net),
             "unfinished": unfinished,
         }
 
