@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from classgrad.core.collect import Forward
 from classgrad.errors import UserError
-from classgrad.methods.base import LayerRoom
+from classgrad.methods.base import Held, LayerRoom
 from classgrad.methods.projection.base import Projected
-from classgrad.methods.projection.budget import Held
 from classgrad.networks.layers import TaskBatchNorm
 
 

@@ -12,7 +12,6 @@ from torch.nn import functional
 from classgrad.checkpoints.sharing import from_first
 from classgrad.devices import moved
 from classgrad.distributed import world
-from classgrad.methods.projection.budget import Held
 from classgrad.networks.network import Network
 from classgrad.settings import Settings
 from classgrad.tasks import Task
@@ -57,6 +56,21 @@ class LayerRoom:
     rank: int
     groups: tuple[int, ...] = ()
     cosines: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a layer's basis holds of a class, at least, as a share of its energy, 0 to 1.
+
+    `promised` is the ε the class was learnt with. Tasks count from 0; without a label it is a whole
+    task.
+    """
+
+    layer: str
+    task: int
+    label: int | None
+    promised: float
+    share: float
 
 
 class Fit(Protocol):
