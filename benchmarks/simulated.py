@@ -12,7 +12,7 @@ from benchmarks.timing import Bench, Call
 from classgrad.core.projector import Projector
 from classgrad.core.representation import Representation
 from classgrad.core.selection import plain
-from classgrad.core.subspace import Subspace
+from classgrad.core.representation import Subspace
 
 BATCH = 64
 SAMPLES = 125

@@ -1,4 +1,4 @@
-"""A representation answers as its full matrix does, however it came in."""
+"""A representation answers as its full matrix does, however it came in; a subspace stays itself."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from classgrad.core.representation import Representation
+from classgrad.core.representation import Representation, Subspace
 from oracles.bases import directions, energies_along, energy, held, outside, projector
 from oracles.models import normal
 from oracles.projection import random_basis
@@ -101,3 +101,28 @@ def test_what_a_basis_holds_leaves_no_direction_of_rounding() -> None:
         rows = normal(count, 3) @ random_basis(10, 3).T * 1e3
         values, vectors = Representation.of(rows).spectrum(random_basis(10, 3))
         assert (len(values), vectors.shape) == (0, (10, 0))
+
+
+def test_an_empty_subspace_has_its_dimension_and_no_rank() -> None:
+    empty = Subspace.empty(5)
+    assert (empty.dimension, empty.rank, empty.memory_bytes) == (5, 0, 0)
+    assert empty.basis.dtype == torch.float64
+
+
+def test_extending_gives_a_new_subspace_and_leaves_the_old_one() -> None:
+    first = Subspace.empty(6).extended(random_basis(6, 2, 0))
+    second = first.extended(normal(6, 3).float())
+    assert (first.rank, second.rank, second.dimension) == (2, 5, 6)
+    assert torch.equal(second.basis[:, :2], first.basis)
+    assert second.memory_bytes == 6 * 5 * 8
+
+
+def test_a_subspace_never_exceeds_its_dimension() -> None:
+    full = Subspace.empty(3).extended(normal(3, 9))
+    assert full.rank == 3
+    assert full.extended(normal(3, 2, seed=1)) == full
+
+
+def test_a_subspace_cannot_be_changed_in_place() -> None:
+    with pytest.raises(AttributeError):
+        Subspace.empty(3).basis = torch.eye(3)
