@@ -15,7 +15,7 @@ from torch.nn import functional
 from classgrad.core.attention import opened
 from classgrad.core.layers import sites, tap
 from classgrad.core.projector import Projector
-from classgrad.core.representation import Subspace
+from classgrad.core.subspace import Subspace
 from classgrad.errors import UserError
 from classgrad.guard.attach import Attached, attach
 from classgrad.methods import CGP, GPM, Projected

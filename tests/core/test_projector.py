@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from classgrad.core.layers import sites
 from classgrad.core.projector import Projector, Side
-from classgrad.core.representation import Subspace
+from classgrad.core.subspace import Subspace
 from oracles.models import built, in_turn, normal
 from oracles.projection import leak, random_basis, without
 

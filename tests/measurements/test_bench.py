@@ -19,7 +19,7 @@ from benchmarks.rows import Bound, Quantity, Row
 from benchmarks.timing import Bench
 from classgrad import CGP, attach
 from classgrad.core.sides import Side
-from classgrad.core.representation import Subspace
+from classgrad.core.subspace import Subspace
 from classgrad.data.augmix import augmix
 from oracles.models import built
 from oracles.projection import leak

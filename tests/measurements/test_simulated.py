@@ -16,7 +16,7 @@ from benchmarks.simulated import (
     sizes,
 )
 from benchmarks.timing import Bench
-from classgrad.core.representation import Subspace
+from classgrad.core.subspace import Subspace
 from oracles.projection import leak
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from classgrad.core.layers import Site, Source, tap
 from classgrad.core.merging import ClassInputs, merged
 from classgrad.core.refusals import refuse_bypassed
-from classgrad.core.representation import Representation
+from classgrad.core.subspace import Representation
 from classgrad.distributed import world
 from classgrad.errors import UserError
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from classgrad.core.layers import Site
-from classgrad.core.representation import Representation
+from classgrad.core.subspace import Representation
 from classgrad.distributed import world
 
 BLOCKS = 8  # rows of blocks in which a symmetric matrix is sent

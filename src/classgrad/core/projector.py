@@ -29,7 +29,7 @@ from torch.nn import functional
 from classgrad.core.layers import Site, sites
 from classgrad.core.refusals import refuse_unprotectable
 from classgrad.core.sides import Side
-from classgrad.core.representation import Subspace
+from classgrad.core.subspace import Subspace
 from classgrad.core.updates import FreeUpdates
 from classgrad.distributed import world
 from classgrad.errors import UserError

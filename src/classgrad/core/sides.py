@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from classgrad.core import linalg
-from classgrad.core.representation import Subspace
+from classgrad.core.subspace import Subspace
 
 # A gradient with more than this many roundings along a protected probe direction is projected
 # again. Removing S from rows leaves about ten.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from classgrad.core.collect import Batches, Collected, Forward, collect
 from classgrad.core.layers import by_layer
 from classgrad.core.projector import Projector
-from classgrad.core.representation import Subspace
+from classgrad.core.subspace import Subspace
 from classgrad.distributed import world
 from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.networks.network import Network

@@ -42,7 +42,7 @@ from torch.nn import functional
 
 from classgrad.core import selection
 from classgrad.core.collect import ClassInputs, Collected
-from classgrad.core.representation import Representation
+from classgrad.core.subspace import Representation
 from classgrad.data.augmix import augmix, refuse_range
 from classgrad.distributed import world
 from classgrad.methods.base import LayerRoom, Step

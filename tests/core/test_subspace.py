@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from classgrad.core.representation import Representation, Subspace
+from classgrad.core.subspace import Representation, Subspace
 from oracles.bases import directions, energies_along, energy, held, outside, projector
 from oracles.models import normal
 from oracles.projection import random_basis
