@@ -44,7 +44,7 @@ class LayerStep:
     def protect(self) -> None:
         """Do what is done once after every task."""
         self.projector.protect(self.subspaces)
-        self.projector.engage()
+        self.projector.install()
 
     def __call__(self) -> None:
         """Take a step."""

@@ -40,9 +40,9 @@ class Attached:
         """
         if iter(loader) is loader:
             raise UserError("the loader can be gone through only once: give a list or a DataLoader")
-        self.method.projector.release()
+        self.method.projector.remove()
         self.method.learn(self.model, forward or self.model, lambda: loader, classes)
-        self.method.projector.engage()
+        self.method.projector.install()
         for norm in self._norms():
             norm.add_task()
 

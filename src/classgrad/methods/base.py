@@ -22,7 +22,8 @@ class Step:
     """One training step: `images` in [0, 1], `x` what the network sees of them, labels `y`.
 
     The samples are `task.train` at `index`; `number` steps of the task came before it, of at most
-    `steps`. Several processes have a part each of the samples at `batch`.
+    `steps`. Several processes have a part each of the samples at `batch`. A fresh optimiser was
+    made for this task: all its momentum is of this task, even where it was loaded.
     """
 
     task: Task
@@ -36,6 +37,7 @@ class Step:
     per_epoch: int
     steps: int
     batch: Tensor
+    fresh_optimizer: bool = False
 
     @property
     def epoch(self) -> int:

@@ -395,7 +395,7 @@ def test_inputs_that_are_no_numbers_are_refused():
 
 def test_inputs_too_large_for_the_damping_are_refused_in_one_line():
     net, method = wrapped(perceptron, damping=1e-8)
-    large = {net.trunk[1]: 20 * [1e8 * normal(64, net.trunk[1].in_features)]}
+    large = {(net.trunk[1], 0): 20 * [1e8 * normal(64, net.trunk[1].in_features)]}
     with pytest.raises(UserError, match="layer '1' has inputs too large for damping=1e-08"):
         method._learn(large, 1.0, mean_of=1)
 

@@ -42,14 +42,13 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
-from classgrad.core.layers import Site, Source, by_layer, tap
-from classgrad.core.projector import Projector
-from classgrad.core.sides import Side
-from classgrad.core.updates import follow_gradients
+from classgrad.core.layers import Site, Source, tap
+from classgrad.core.projector import Projector, Side, follow_gradients
 from classgrad.distributed import Cut, world
+from classgrad.distributed.collecting import most_rows
 from classgrad.errors import UserError
 from classgrad.methods.base import LayerRoom, Method, Step
-from classgrad.methods.projection.base import COLLECT_BATCH
+from classgrad.methods.projection.base import COLLECT_BATCH, layer_values
 from classgrad.networks.network import Network
 from classgrad.tasks import Task, batches
 
@@ -129,8 +128,8 @@ class OWM(Method):
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Guard what the tasks share."""
-        self._projector = Projector(net.protected())
-        by_layer(self.damping, self.projector.sites)
+        self._projector = Projector(net.protected(), most_rows)
+        layer_values(self.damping, self.projector.sites)
         return net
 
     def begin_task(self, net: Network, task: Task) -> None:
@@ -139,10 +138,10 @@ class OWM(Method):
             for name in self.projector.sites:
                 self._side(name)
             self.projector.guard(self._sides, self._frozen)
-        self.projector.engage()
+        self.projector.install()
 
     def continue_task(self, net: Network, task: Task) -> None:
-        """Do likewise."""
+        """Take up the task as it was begun."""
         self.begin_task(net, task)
 
     def loss(self, net: Network, step: Step) -> Tensor:
@@ -170,7 +169,7 @@ class OWM(Method):
     @torch.no_grad()
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
         """Learn P from the task's data, and keep all that is not a weight matrix as it is."""
-        self.projector.release()
+        self.projector.remove()
         if self.update == "task":
             net.eval()
             dtype = next(net.parameters()).dtype
@@ -180,13 +179,13 @@ class OWM(Method):
                     with tap(self.projector.sites.values()) as seen:
                         net(task.transform(task.train.unit_images(index[part], dtype)), task.id)
                     self._learn(seen, number / len(order), self.mean_of)
-        self._frozen = self.projector.beside_weights(net.protected().modules())
+        self._frozen = self.projector.non_matrix_parameters(net.protected().modules())
         self.projector.guard(self._sides, self._frozen)
         self.level(net)
 
     def _learn(self, seen: dict[Source, list[Tensor]], share: float, mean_of: int) -> None:
         """Update P of every layer that ran; `share` is λ."""
-        last = by_layer(self.damping, self.projector.sites)
+        last = layer_values(self.damping, self.projector.sites)
         for name, site in self.projector.sites.items():
             for x in seen.get(site.source, []):
                 rows = mean_rows(site, x, mean_of, self.patch_stride)
@@ -209,7 +208,7 @@ class OWM(Method):
     def close(self) -> None:
         """Take back every hook."""
         if self._projector is not None:
-            self._projector.release()
+            self._projector.remove()
 
     def room(self) -> list[LayerRoom]:
         """Return d - trace P for each layer: how many directions are shrunk away, in sum."""
@@ -225,7 +224,7 @@ class OWM(Method):
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
         """Continue from a state."""
-        self._projector = Projector(net.protected())
+        self._projector = Projector(net.protected(), most_rows)
         sites = self.projector.sites
         self._sides = {name: Shrinking(sites[name], p) for name, p in state["matrices"].items()}
         self._frozen = list(state["frozen"])
