@@ -17,7 +17,7 @@ from classgrad.core.layers import sites, tap
 from classgrad.core.projector import Projector
 from classgrad.core.subspace import Subspace
 from classgrad.errors import UserError
-from classgrad.guard.attach import Attached, attach
+from classgrad.guard.attach import Guard, attach
 from classgrad.methods import CGP, GPM, Projected
 from classgrad.methods.penalty.sensitivity import per_sample_sums
 from oracles.models import built, in_turn, normal
@@ -230,7 +230,7 @@ def vision(dropout: float = 0.0) -> Patches:
 
 
 def learn(
-    model: nn.Module, optimizer: torch.optim.Optimizer, guard: Attached | None, data: Any
+    model: nn.Module, optimizer: torch.optim.Optimizer, guard: Guard | None, data: Any
 ) -> None:
     """Train on a batch, under a guard if there is one."""
     x, y = data

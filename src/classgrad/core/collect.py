@@ -127,7 +127,7 @@ def collect(
     """Run the model in evaluation mode and keep, per class and site, the first `samples[site]`.
 
     Whole mixed batches go through the model, because BatchNorm may use their statistics; which
-    samples count is decided afterwards. With `correct_only` only those classified right do
+    samples count is decided afterwards. With `correct_only` only those classified correctly count
     (BR-GTL); a class with none of them is taken as it is. With `pool` all samples count as one
     class, 0. Stops as soon as every class in `classes` has enough.
 

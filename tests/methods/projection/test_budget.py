@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from classgrad.checkpoints import Keeper
 from classgrad.errors import UserError
-from classgrad.guard.attach import Attached, attach
+from classgrad.guard.attach import Guard, attach
 from classgrad.methods import CGP, GPM, SGP, TRGP, Budgeted, Held, make
 from classgrad.methods.projection.budget import Shares, strongest
 from classgrad.runs.run import Run, run
@@ -55,7 +55,7 @@ class Layer(LayerMemory):
         return added
 
 
-def guarded(method: Budgeted, case: Case) -> tuple[Attached, int]:
+def guarded(method: Budgeted, case: Case) -> tuple[Guard, int]:
     part = case.dimension // 2 + 1
     model = built(lambda: TwoParts(case.dimension, part))
     return attach(model, method.replace(samples=10_000)), part
@@ -114,7 +114,7 @@ def test_bases_groups_and_shares_equal_those_of_a_loop_that_drops_one_column_at_
     assert dropped > 200
 
 
-def compare(guard: Attached, oracle: Ledger, rule: str) -> None:
+def compare(guard: Guard, oracle: Ledger, rule: str) -> None:
     state = guard.method.state_dict()
     for name, layer in oracle.layers.items():
         basis = guard.method.subspaces[name].basis.numpy()
