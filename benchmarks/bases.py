@@ -77,7 +77,7 @@ class Task:
             with torch.no_grad(), tap(sites.values()) as seen:
                 self.net(self.task.transform(self.task.train.unit_images(own)), 0)
             for name, site in sites.items():
-                inputs = seen[site.layer][0][: samples[name]].double().numpy()
+                inputs = seen[site.source][0][: samples[name]].double().numpy()
                 bases[name] = refined(bases[name], columns(site.layer, inputs), energy[name])
         return bases
 

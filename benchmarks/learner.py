@@ -77,7 +77,7 @@ class Learner:
 def state_after(learnt: int, method: Projected, net: Network) -> dict[str, Any]:
     """Return the state of a method that has learnt some tasks, with random bases."""
     bases = {name: random_basis(*size) for name, size in ranks_after(learnt).items()}
-    frozen = method.projector.beside_weights(net.modules())
+    frozen = method.projector.non_matrix_parameters(net.modules())
     return {"learnt": learnt, "bases": bases, "frozen": frozen, "groups": {}}
 
 

@@ -25,7 +25,7 @@ class Projection:
         with tap(self.projector.sites.values()) as seen:
             learner.step()
         self.rows = [
-            (layer.forward.side, seen[layer][0])
+            (layer.forward.side, seen[layer, 0][0])
             for layer in learner.net.modules()
             if isinstance(layer, nn.Linear) and isinstance(layer.forward, FreeForward)
         ]

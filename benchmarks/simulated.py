@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from benchmarks.references import without_groups
 from benchmarks.timing import Bench, Call
 from classgrad.core.projector import Projector
-from classgrad.core.representation import Representation
 from classgrad.core.selection import plain
-from classgrad.core.subspace import Subspace
+from classgrad.core.subspace import Representation, Subspace
 
 BATCH = 64
 SAMPLES = 125
@@ -45,7 +44,7 @@ class LayerStep:
     def protect(self) -> None:
         """Do what is done once after every task."""
         self.projector.protect(self.subspaces)
-        self.projector.engage()
+        self.projector.install()
 
     def __call__(self) -> None:
         """Take a step."""

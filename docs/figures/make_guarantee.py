@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import classgrad
 from classgrad.benchmarks.digits import digits
-from classgrad.core.representation import Representation
 from classgrad.core.selection import plain
+from classgrad.core.subspace import Representation
 
 FOLDER = Path(__file__).parent
 WITH, WITHOUT, THIRD = "#2f6fa7", "#c2692b", "#6b7280"

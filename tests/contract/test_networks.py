@@ -42,7 +42,7 @@ def test_every_weight_matrix_can_be_protected(name):
     net = networks.build(name, SHAPE)
     projector = Projector(net.trunk)
     weights = {id(site.weight) for site in projector.sites.values()}
-    beside = projector.beside_weights(net.trunk.modules())
+    beside = projector.non_matrix_parameters(net.trunk.modules())
     assert len(weights) + len(beside) == len(list(net.trunk.parameters()))
 
 
@@ -74,7 +74,7 @@ def test_every_site_sees_the_rows_its_weight_multiplies(name):
     for handle in keep:
         handle.remove()
     for site in found.values():
-        product = site.rows(seen[site.layer][0]) @ site.matrix(site.weight).T
+        product = site.rows(seen[site.source][0]) @ site.matrix(site.weight).T
         y = outputs[site.layer]
         expected = y if y.dim() == 2 else y.flatten(2).transpose(1, 2).reshape(-1, y.shape[1])
         torch.testing.assert_close(product, expected, atol=1e-4, rtol=1e-4)

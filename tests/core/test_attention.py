@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from classgrad.core.attention import opened
+from classgrad.core.attention import AttentionKind
 from classgrad.core.layers import sites, tap
 from classgrad.core.projector import Projector
 from classgrad.core.subspace import Subspace
 from classgrad.errors import UserError
-from classgrad.guard.attach import Attached, attach
+from classgrad.guard.attach import Guard, attach
 from classgrad.methods import CGP, GPM, Projected
 from classgrad.methods.penalty.sensitivity import per_sample_sums
 from oracles.models import built, in_turn, normal
@@ -97,7 +97,7 @@ def test_watching_a_layer_changes_nothing_that_comes_out(
     layer, inputs, arguments = call
     with torch.set_grad_enabled(gradients):
         output, weights = layer(*inputs, **arguments)
-        with opened(layer, lambda _source, _x: None):
+        with AttentionKind().record_inputs(layer, lambda _number, _x: None):
             again, weights_again = layer(*inputs, **arguments)
     assert torch.allclose(again, output, rtol=0, atol=1e-13)
     assert (weights is None) == (weights_again is None) == (not arguments["need_weights"])
@@ -182,7 +182,7 @@ def test_the_gradients_of_all_four_matrices_are_projected(options: dict[str, Any
         for seed, (name, site) in enumerate(projector.sites.items())
     }
     projector.protect({name: Subspace(basis) for name, basis in bases.items()})
-    projector.engage()
+    projector.install()
     x = normal(3, 5, 8)
     for each in (model, plain):
         each(x).sin().sum().backward()
@@ -230,7 +230,7 @@ def vision(dropout: float = 0.0) -> Patches:
 
 
 def learn(
-    model: nn.Module, optimizer: torch.optim.Optimizer, guard: Attached | None, data: Any
+    model: nn.Module, optimizer: torch.optim.Optimizer, guard: Guard | None, data: Any
 ) -> None:
     """Train on a batch, under a guard if there is one."""
     x, y = data

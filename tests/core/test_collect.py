@@ -1,7 +1,7 @@
 """Which inputs of which samples are kept for a class."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from classgrad.core.collect import Batches, Collected, collect
-from classgrad.core.layers import sites
+from classgrad.core.collect import Alone, Batch, Batches, ClassInputs, Collected, collect
+from classgrad.core.layers import Site, sites
 from classgrad.errors import UserError
 from oracles.bases import energy, projector
 from oracles.models import built, in_turn, normal
@@ -288,7 +288,7 @@ def test_inputs_that_wait_longer_make_the_same_representations(monkeypatch) -> N
     model = built(lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 3)))
     batches = split(normal(30, 2, 6, 6), in_turn(30, 3), 4)
     late = gathered(model, batches, {"0": 3, "2": 8})
-    monkeypatch.setattr("classgrad.core.collect.MANY", 0)
+    monkeypatch.setattr("classgrad.core.collect.MAX_PENDING", 0)
     soon = gathered(model, batches, {"0": 3, "2": 8})
     for label, inputs in late.classes.items():
         others = soon.classes[label]
@@ -298,3 +298,59 @@ def test_inputs_that_wait_longer_make_the_same_representations(monkeypatch) -> N
             assert kept.count == other.count == {"0": 48, "2": 8}[name]
             assert torch.allclose(kept.energies(), other.energies(), rtol=1e-12)
             assert torch.allclose(inputs.prototype(name), others.prototype(name), rtol=1e-12)
+
+
+class Second(Alone):
+    """The second of two processes; the first sees as many samples of every class."""
+
+    def __init__(self) -> None:
+        self.merged: list[ClassInputs] = []
+
+    def in_step(self, batches: Batches) -> Iterator[Batch | None]:
+        yield from batches
+        yield None  # the first has a batch more, without a sample that counts
+
+    def counts(
+        self,
+        own: Mapping[int, int],
+        classes: Collection[int] | None,
+        labels: set[int],
+        expected: Collection[int] | None,
+    ) -> dict[int, tuple[int, int]]:
+        assert classes is not None
+        if not own:
+            labels.add(2)
+        return {value: (own.get(value, 0), 2 * own.get(value, 0)) for value in classes}
+
+    def in_any(self, values: Sequence[bool]) -> list[bool]:
+        return [True for _ in values]
+
+    def merge(self, classes: Sequence[ClassInputs], sites: Mapping[str, Site]) -> None:
+        self.merged = list(classes)
+
+
+def test_samples_that_another_process_has_count_before_those_of_this_one() -> None:
+    model, second = (
+        built(lambda: nn.ModuleDict({"a": two_layers(), "b": nn.Linear(5, 2)})),
+        Second(),
+    )
+    x, y = normal(8, 5), in_turn(8, 2)
+    sites_of_a = {name: site for name, site in sites(model).items() if name.startswith("a")}
+    limits = dict.fromkeys(sites_of_a, 5)  # 2 of the other process, 2 of this, then 1 of the other
+    found = collect(
+        model,
+        model["a"],
+        lambda: split(x, y, 4),
+        sites_of_a,
+        limits,
+        classes=[0, 1, 2],
+        processes=second,
+    )
+    assert list(found.classes) == [0, 1, 2]
+    assert second.merged == list(found.classes.values())
+    for label in (0, 1):
+        inputs = found.classes[label]
+        assert (inputs.count, inputs.counts["a.0"]) == (5, 2)
+        assert same_span(inputs.representations["a.0"].spectrum()[1], x[y == label][:2])
+    assert found.classes[2].count == 0
+    assert model["b"] in found.used

@@ -10,10 +10,21 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from classgrad.core.layers import by_layer, sites, tap
+from classgrad.core import layers
+from classgrad.core.layers import (
+    LayerKind,
+    Matrix,
+    by_layer,
+    register_layer,
+    register_norm,
+    sites,
+    tap,
+)
 from classgrad.core.projector import Projector
 from classgrad.errors import UserError
-from oracles.models import built, normal
+from classgrad.guard.attach import attach
+from classgrad.methods import CGP, GPM, Projected
+from oracles.models import built, in_turn, normal
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -71,9 +82,9 @@ def test_rows_times_the_weight_are_the_output_of_any_convolution(
         layer(x)
     outputs = []
     for site in found.values():
-        rows = site.rows(seen[layer][0])
+        rows = site.rows(seen[layer, 0][0])
         assert rows.shape == (len(expected), site.dimension)
-        assert torch.allclose(site.gram(seen[layer][0]), rows.T @ rows, atol=1e-12)
+        assert torch.allclose(site.gram(seen[layer, 0][0]), rows.T @ rows, atol=1e-12)
         outputs.append(rows @ site.matrix(layer.weight).T)
     assert torch.allclose(torch.cat(outputs, 1), expected, atol=1e-12)
 
@@ -122,12 +133,12 @@ def test_inputs_are_recorded_in_the_order_of_the_calls() -> None:
     with tap(found.values()) as seen:
         layer(first)
         layer(input=second)
-        assert torch.equal(torch.cat(seen[layer]), torch.cat([first, second]))
-        assert len(seen[layer]) == 2
+        assert torch.equal(torch.cat(seen[layer, 0]), torch.cat([first, second]))
+        assert len(seen[layer, 0]) == 2
         seen.clear()
         layer(second)
-    assert len(seen[layer]) == 1
-    assert not seen[layer][0].requires_grad
+    assert len(seen[layer, 0]) == 1
+    assert not seen[layer, 0][0].requires_grad
 
 
 def test_a_module_used_twice_is_one_site_with_two_inputs() -> None:
@@ -138,8 +149,8 @@ def test_a_module_used_twice_is_one_site_with_two_inputs() -> None:
     x = normal(2, 3)
     with tap(found.values()) as seen:
         model(x)
-    assert torch.equal(seen[shared][0], x)
-    assert torch.equal(seen[shared][1], shared(x).relu())
+    assert torch.equal(seen[shared, 0][0], x)
+    assert torch.equal(seen[shared, 0][1], shared(x).relu())
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
@@ -153,7 +164,7 @@ def test_operations_in_place_do_not_change_what_was_recorded(where: str) -> None
             x.relu_()
         nn.functional.relu_(layer(x))
         x.fill_(7)
-    assert torch.equal(seen[layer][0], expected)
+    assert torch.equal(seen[layer, 0][0], expected)
 
 
 def hooks_of(model: nn.Module) -> int:
@@ -216,15 +227,21 @@ def replaced_attention() -> nn.Module:
     return named(look=layer)
 
 
+def replaced_linear() -> nn.Module:
+    layer = nn.Linear(3, 3)
+    layer.forward = lambda input: nn.functional.linear(input, layer.weight) / 2
+    return named(halved=layer)
+
+
 def tied_attention() -> nn.Module:
     layer = nn.MultiheadAttention(4, 2, vdim=3)
     layer.k_proj_weight = layer.q_proj_weight
     return named(look=layer)
 
 
-def named(**layers: nn.Module) -> nn.Module:
+def named(**parts: nn.Module) -> nn.Module:
     """Return a model with these layers, and a Linear one beside them."""
-    return nn.Sequential(nn.ModuleDict({"plain": nn.Linear(3, 3), **layers}))
+    return nn.Sequential(nn.ModuleDict({"plain": nn.Linear(3, 3), **parts}))
 
 
 REFUSED = {
@@ -290,6 +307,10 @@ REFUSED = {
         lambda: named(halved=Halved(3, 3)),
         ["'0.halved'", "Halved"],
     ),
+    "linear layer with another forward": (
+        replaced_linear,
+        ["'0.halved'", "its forward is not that of nn.Linear"],
+    ),
     "nothing to protect": (lambda: nn.Sequential(nn.ReLU()), ["no Linear or convolution"]),
 }
 
@@ -342,14 +363,112 @@ def test_norms_without_running_statistics_are_welcome() -> None:
     assert math.prod(projector.sites["0"].weight.shape) == 16
 
 
-def test_values_by_layer_go_by_name_before_patterns_and_without_the_trunk() -> None:
-    names = ["trunk.conv1[0]", "trunk.conv1[1]", "trunk.fc1", "heads.0"]
-    spread = by_layer({"conv*": 1, "*": 2, "fc1": 3, "heads*": 4}, names)
-    assert list(spread.values()) == [1, 1, 3, 2]  # the first pattern, in the order given
-    spread = by_layer({"conv*": 1, "heads*": 4, "trunk.*": 2}, names)
-    assert list(spread.values()) == [1, 1, 2, 4]
-    assert by_layer({"fc1": 3, "heads*": 4}, ["fc1"]) == {"fc1": 3}  # no head is shared
-    with pytest.raises(UserError, match="'fc2' fits no layer"):
-        by_layer({"fc2": 1, "*": 2}, names)
+def test_values_by_layer_go_by_name_before_patterns() -> None:
+    names = ["conv1[0]", "conv1[1]", "fc1", "fc2"]
+    values = by_layer({"conv*": 1, "*": 2, "fc1": 3}, names)
+    assert list(values.values()) == [1, 1, 3, 2]  # the first pattern, in the order given
+    assert by_layer(5, names) == dict.fromkeys(names, 5)
+    with pytest.raises(UserError, match="no value for layer 'fc2'"):
+        by_layer({"conv1": 1, "fc1": 2}, names)
+    with pytest.raises(UserError, match="'fc3' fits no layer"):
+        by_layer({"fc3": 1, "*": 2}, names)
     with pytest.raises(UserError, match=r"'fc\*' fits no layer"):
         by_layer({"*": 2, "fc*": 1}, names)
+
+
+def test_a_beginning_of_names_can_be_implied_and_keys_can_be_optional() -> None:
+    names = ["a.conv1", "a.fc1", "b.fc1"]
+    values = by_layer(
+        {"conv1": 1, "fc1": 2, "b*": 3, "c*": 4}, names, implied="a.", optional=("c",)
+    )
+    assert list(values.values()) == [1, 2, 3]
+    values = by_layer({"a.conv1": 1, "*": 2}, names, implied="a.")
+    assert list(values.values()) == [1, 2, 2]
+    with pytest.raises(UserError, match=r"'c\*' fits no layer"):
+        by_layer({"*": 2, "c*": 4}, names, implied="a.")
+
+
+class Columns(nn.Module):
+    """A layer with two weights, one for each half of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = (nn.Parameter(torch.randn(3, 4)) for _ in range(2))
+        self.bias = nn.Parameter(torch.randn(3))
+
+    def forward(self, input: Tensor) -> Tensor:
+        first, second = input.chunk(2, dim=1)
+        return (first @ self.left.T).sin() + second @ self.right.T + self.bias
+
+
+class ColumnsKind(LayerKind[Columns]):
+    def matrices(self, layer: Columns) -> list[Matrix]:
+        return [Matrix("[left]", "left", 0, 3), Matrix("[right]", "right", 0, 3)]
+
+    def share(self, layer: Columns, number: int, x: Tensor) -> Tensor:
+        return x.chunk(2, dim=1)[number]
+
+
+@pytest.fixture
+def columns_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("classgrad.core.layers._LAYERS", dict(layers._LAYERS))
+    register_layer(Columns, ColumnsKind())
+
+
+def columns() -> nn.Module:
+    return nn.Sequential(Columns(), nn.Tanh(), nn.Linear(3, 4))
+
+
+@pytest.mark.usefixtures("columns_known")
+@pytest.mark.parametrize("method", [GPM(energy=1.0), CGP(energy=1.0, correct_only=False)], ids=repr)
+def test_a_kind_of_layer_that_is_registered_answers_old_inputs_as_before(method: Projected) -> None:
+    model = built(columns)
+    guard = attach(model, method)
+    assert [room.name for room in guard.room()] == ["0[left]", "0[right]", "2"]
+    old, new = normal(2, 8), normal(6, 8, seed=1)
+    guard.end_task([(old, in_turn(2, 2))])
+    answers, before = model(old).detach(), model[0].left.detach().clone()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(5):
+        optimizer.zero_grad()
+        with guard.step(optimizer):
+            nn.functional.cross_entropy(model(new), in_turn(6, 4)).backward()
+            optimizer.step()
+    assert (model(old) - answers).norm() < 1e-10 * answers.norm()
+    assert (model[0].left - before).norm() > 1e-3
+
+
+def test_a_kind_of_layer_that_is_not_registered_is_refused() -> None:
+    with pytest.raises(UserError, match=r"'0\.left' of a Columns cannot be protected"):
+        Projector(built(columns))
+
+
+@pytest.mark.usefixtures("columns_known")
+def test_a_subclass_goes_by_its_nearest_base_and_with_its_forward_only() -> None:
+    class More(Columns):
+        pass
+
+    class Other(Columns):
+        def forward(self, input: Tensor) -> Tensor:
+            return -super().forward(input)
+
+    assert list(sites(built(More))) == ["[left]", "[right]"]
+    with pytest.raises(UserError, match=r"is not that of Columns; .*register_layer"):
+        sites(built(Other))
+
+
+def test_a_norm_of_another_class_is_welcome_once_it_is_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+
+    model = built(lambda: named(norm=Scale()))
+    with pytest.raises(UserError, match=r"'0\.norm\.scale' of a Scale"):
+        Projector(model)
+    monkeypatch.setattr("classgrad.core.layers._NORMS", list(layers._NORMS))
+    register_norm(Scale)
+    projector = Projector(model)
+    assert projector.non_matrix_parameters(model.modules()) == ["0.plain.bias", "0.norm.scale"]

@@ -215,9 +215,9 @@ def test_orthonormal_keeps_each_column_on_its_side() -> None:
 
 @pytest.mark.parametrize(("count", "dimension"), [(3, 9), (9, 9), (20, 9), (0, 4)])
 def test_rows_of_a_gram_matrix_are_as_many_as_its_rank_and_have_its_spectrum(count, dimension):
-    chance = torch.Generator().manual_seed(count)
+    rng = torch.Generator().manual_seed(count)
     strengths = 10.0 ** -torch.arange(count, dtype=torch.float64)[:, None].clamp(max=5)
-    c = strengths * torch.randn(count, dimension, generator=chance, dtype=torch.float64)
+    c = strengths * torch.randn(count, dimension, generator=rng, dtype=torch.float64)
     gram = c.T @ c
     rows = linalg.rows_of_gram(gram)
     assert len(rows) == min(count, dimension)

@@ -1,7 +1,9 @@
 """Steps stay out of protected subspaces, for every layer, loss and optimiser."""
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -31,9 +33,9 @@ def guarded(
         name: random_basis(site.dimension, max(1, round(share * site.dimension)), seed + number)
         for number, (name, site) in enumerate(projector.sites.items())
     }
-    frozen = projector.beside_weights(model.modules()) if freeze else []
+    frozen = projector.non_matrix_parameters(model.modules()) if freeze else []
     projector.protect({name: Subspace(basis) for name, basis in bases.items()}, frozen)
-    projector.engage()
+    projector.install()
     return projector, bases
 
 
@@ -394,7 +396,7 @@ def test_an_optimiser_kept_from_before_stays_out_as_well(name: str, dtype: torch
         train(model, optimizer, projector.step, seed=seed)
         assert max(leaks(model, before, bases)) < EXACT[dtype]
         assert all(torch.equal(value, model.get_parameter(n)) for n, value in beside.items())
-        projector.release()
+        projector.remove()
 
 
 def test_momentum_from_before_the_subspace_grew_stays_out_of_what_it_gained() -> None:
@@ -407,7 +409,7 @@ def test_momentum_from_before_the_subspace_grew_stays_out_of_what_it_gained() ->
         for name, basis in bases.items()
     }
     projector.protect(grown)
-    projector.engage()
+    projector.install()
     before = weights(model)
     train(model, optimizer, projector.step)
     assert max(leaks(model, before, {n: s.basis for n, s in grown.items()})) < 1e-10
@@ -427,11 +429,65 @@ def test_momentum_loaded_from_an_earlier_state_stays_out_as_well() -> None:
     assert max(leaks(model, before, bases)) < 1e-10
 
 
+def test_momentum_loaded_into_an_optimiser_of_this_task_needs_no_projection_of_updates() -> None:
+    model = built(mixed)
+    projector, _ = guarded(model, 0.3)
+    optimizer = OPTIMISERS["momentum"](model.parameters())
+    train(model, optimizer, projector.step)
+    again = OPTIMISERS["momentum"](model.parameters())
+    again.load_state_dict(optimizer.state_dict())
+    assert updates_projected(projector, again, fresh=False)
+    assert not updates_projected(projector, again, fresh=True)
+    assert updates_projected(projector, OPTIMISERS["adam"](model.parameters()), fresh=True)
+
+
+def updates_projected(
+    projector: Projector, optimizer: torch.optim.Optimizer, *, fresh: bool = False
+) -> bool:
+    """Tell whether a projector projects what an optimiser does, beside its gradients."""
+    weight = next(iter(projector.sites.values())).weight
+    projector.before_step(optimizer, fresh=fresh)
+    with torch.no_grad():
+        weight += 1  # far into the subspace
+    moved = weight.detach().clone()
+    projector.after_step()
+    with torch.no_grad():
+        projected = not torch.equal(weight, moved)
+        weight -= 1
+    return projected
+
+
+def test_optimisers_of_different_parts_are_trusted_side_by_side() -> None:
+    model = built(mixed)
+    projector, _ = guarded(model, 0.3)
+    parts = [OPTIMISERS["momentum"](model[place].parameters()) for place in (0, 4)]
+    for _ in range(2):
+        for optimizer in parts:
+            assert not updates_projected(projector, optimizer)
+            train(model, optimizer, projector.step, steps=1)
+    projector.protect({})
+    projector, _ = guarded(model, 0.3)
+    assert all(updates_projected(projector, optimizer) for optimizer in parts)
+
+
+def test_an_optimiser_that_another_one_replaces_is_not_kept() -> None:
+    model = built(mixed)
+    projector, _ = guarded(model, 0.3)
+    first = OPTIMISERS["momentum"](model.parameters())
+    train(model, first, projector.step, steps=1)
+    gone = weakref.ref(first)
+    second = OPTIMISERS["momentum"](model.parameters())
+    train(model, second, projector.step, steps=1)
+    del first
+    gc.collect()
+    assert gone() is None
+
+
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_without_a_guard_every_optimiser_leaks(name: str) -> None:
     model = built(mixed)
     projector, bases = guarded(model, 0.3)
-    projector.release()
+    projector.remove()
     before = weights(model)
     train(model, OPTIMISERS[name](model.parameters()), None)
     assert min(leaks(model, before, bases)) > 0.05
@@ -464,7 +520,7 @@ def test_a_full_layer_does_not_move_and_an_empty_one_moves_freely() -> None:
     plain, before = copy.deepcopy(model), model[0].weight.detach().clone()
     projector = Projector(model)
     projector.protect({"0": Subspace(random_basis(6, 6)), "1": Subspace.empty(8)})
-    projector.engage()
+    projector.install()
     x = normal(4, 6)
     for each in (model, plain):
         optimizer = plain_sgd(each)
@@ -553,11 +609,11 @@ def test_hooks_and_patches_are_gone_when_they_should_be() -> None:
     with pytest.raises(ArithmeticError):
         fail()
     assert hooks_of(optimizer) == 0
-    projector.release()
+    projector.remove()
     assert patched(model) == []
-    projector.release()
-    projector.engage()
-    projector.engage()
+    projector.remove()
+    projector.install()
+    projector.install()
     assert patched(model) == ["4", "6"]
     projector.protect({})
     assert patched(model) == []
@@ -621,15 +677,15 @@ def test_a_guarded_model_predicts_the_same_with_and_without_gradients() -> None:
 def test_parameters_beside_weights_are_named_for_the_layers_in_use() -> None:
     model = built(mixed)
     projector = Projector(model)
-    assert projector.beside_weights(model.modules()) == [
+    assert projector.non_matrix_parameters(model.modules()) == [
         "0.bias",
         "1.weight",
         "1.bias",
         "4.bias",
         "6.bias",
     ]
-    assert projector.beside_weights([model[4]]) == ["4.bias"]
-    assert Projector(model[4]).beside_weights([model[4]]) == ["bias"]
+    assert projector.non_matrix_parameters([model[4]]) == ["4.bias"]
+    assert Projector(model[4]).non_matrix_parameters([model[4]]) == ["bias"]
 
 
 @pytest.mark.parametrize(("rank", "inside"), [(1, True), (3, True), (4, False), (7, False)])

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from classgrad.core import selection
-from classgrad.core.representation import Representation
+from classgrad.core.subspace import Representation
 from oracles.bases import LayerMemory, energy, held, projector
 
 RULES = ["plain", "alg1", "joint", "official"]

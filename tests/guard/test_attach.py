@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import classgrad
 from classgrad.errors import UserError
-from classgrad.guard.attach import Attached, attach
+from classgrad.guard.attach import Guard, attach
 from classgrad.methods import CGP, GPM, Finetune, Multitask, Projected
 from classgrad.networks import TaskBatchNorm
 from oracles.models import built, in_turn, normal
@@ -74,7 +74,7 @@ def task(number: int, count: int = 8) -> tuple[Tensor, Tensor]:
 
 
 def learn(
-    model: nn.Module, optimizer: torch.optim.Optimizer, guard: Attached | None, number: int
+    model: nn.Module, optimizer: torch.optim.Optimizer, guard: Guard | None, number: int
 ) -> float:
     """Train on a task, with five lines of a guard if there is one; return the loss at the end."""
     x, y = task(number)

@@ -18,7 +18,7 @@ from benchmarks.references import columns, refined, without_groups
 from benchmarks.rows import Bound, Quantity, Row
 from benchmarks.timing import Bench
 from classgrad import CGP, attach
-from classgrad.core.sides import Side
+from classgrad.core.projector import Side
 from classgrad.core.subspace import Subspace
 from classgrad.data.augmix import augmix
 from oracles.models import built

@@ -1,1 +1,28 @@
 """Gradient projection for any nn.Module: inputs of layers, their subspaces, steps outside them."""
+
+from classgrad.core import attention
+from classgrad.core.layers import (
+    LayerKind,
+    Matrix,
+    Site,
+    register_layer,
+    register_norm,
+    sites,
+    tap,
+)
+from classgrad.core.projector import Projector
+from classgrad.core.subspace import Representation, Subspace
+
+__all__ = [
+    "LayerKind",
+    "Matrix",
+    "Projector",
+    "Representation",
+    "Site",
+    "Subspace",
+    "attention",
+    "register_layer",
+    "register_norm",
+    "sites",
+    "tap",
+]

@@ -6,47 +6,65 @@ W and 0 for b the module's own forward returns it, whatever masks and options it
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from classgrad.core.layers import (
+    LayerKind,
+    Matrix,
+    Record,
+    SameForward,
+    install_forward,
+    register_layer,
+    remove_forward,
+)
+from classgrad.errors import UserError
+
 IN_PARTS = ("query", "key", "value")
-
-# Takes the layer with the number of one of its matrices, and an input of that.
-Record = Callable[[tuple[nn.Module, int], Tensor], None]
+TRANSFORMERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
-def matrices(layer: nn.MultiheadAttention) -> list[tuple[str, str, int, int]]:
-    """Say where each matrix is: end of its name, parameter, its first row and the one after it.
+class AttentionKind(LayerKind[nn.MultiheadAttention]):
+    """Four matrices, each with an input of its own."""
 
-    >>> matrices(nn.MultiheadAttention(4, 2))[1]
-    ('[key]', 'in_proj_weight', 4, 8)
-    """
-    width = layer.embed_dim
-    if layer.in_proj_weight is not None:
-        into = [
-            (f"[{part}]", "in_proj_weight", number * width, (number + 1) * width)
-            for number, part in enumerate(IN_PARTS)
-        ]
-    else:
-        into = [(f"[{part}]", f"{part[0]}_proj_weight", 0, width) for part in IN_PARTS]
-    return [*into, (".out_proj", "out_proj.weight", 0, width)]
+    def matrices(self, layer: nn.MultiheadAttention) -> list[Matrix]:
+        """List those for queries, keys and values, and the out-projection.
+
+        >>> AttentionKind().matrices(nn.MultiheadAttention(4, 2))[1]
+        Matrix(suffix='[key]', parameter='in_proj_weight', start=4, stop=8, input=1)
+        """
+        width = layer.embed_dim
+        if layer.in_proj_weight is not None:
+            into = [
+                Matrix(f"[{part}]", "in_proj_weight", i * width, (i + 1) * width, i)
+                for i, part in enumerate(IN_PARTS)
+            ]
+        else:
+            into = [
+                Matrix(f"[{part}]", f"{part[0]}_proj_weight", 0, width, i)
+                for i, part in enumerate(IN_PARTS)
+            ]
+        return [*into, Matrix(".out_proj", "out_proj.weight", 0, width, len(IN_PARTS))]
+
+    def inside(self, layer: nn.MultiheadAttention) -> Iterable[nn.Module]:
+        """List the out-projection."""
+        return (layer.out_proj,)
+
+    @contextmanager
+    def record_inputs(self, layer: nn.MultiheadAttention, record: Record) -> Iterator[None]:
+        """Record the inputs of all four matrices in the block; what comes out stays the same."""
+        install_forward(layer, RecordingForward(layer, record))
+        try:
+            yield
+        finally:
+            remove_forward(layer)
 
 
-@contextmanager
-def opened(layer: nn.MultiheadAttention, record: Record) -> Iterator[None]:
-    """Record the inputs of all four matrices in the block; what comes out stays the same."""
-    layer.forward = OpenForward(layer, record)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del layer.forward
-
-
-class OpenForward:
+class RecordingForward(SameForward):
     """The forward of an attention layer that shows what its matrices multiply, samples first."""
 
     def __init__(self, layer: nn.MultiheadAttention, record: Record) -> None:
@@ -58,10 +76,10 @@ class OpenForward:
         """Return what the layer would."""
         layer = self.layer
         for number, x in enumerate((query, key, value)):
-            self.record((layer, number), self._samples_first(x))
+            self.record(number, self._samples_first(x))
         without = without_out_projection(layer)
         inside, weights = nn.MultiheadAttention.forward(without, query, key, value, *args, **kwargs)
-        self.record((layer, len(IN_PARTS)), self._samples_first(inside))
+        self.record(len(IN_PARTS), self._samples_first(inside))
         return nn.functional.linear(inside, layer.out_proj.weight, layer.out_proj.bias), weights
 
     def _samples_first(self, x: Tensor) -> Tensor:
@@ -79,12 +97,15 @@ def without_out_projection(layer: nn.MultiheadAttention) -> nn.MultiheadAttentio
     return other
 
 
-@contextmanager
-def every_layer_called() -> Iterator[None]:
-    """Switch off the fused paths of transformers, which use weights without calling layers."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+def refuse_positions_first(name: str, module: nn.Module) -> None:
+    """Refuse a trainable transformer layer whose inputs are not samples first."""
+    if not isinstance(module, TRANSFORMERS) or module.self_attn.batch_first:
+        return
+    if any(parameter.requires_grad for parameter in module.parameters()):
+        raise UserError(
+            f"layer '{name}' ({type(module).__name__}) has positions before samples, so it is not "
+            "known which inputs belong to one sample: make it with batch_first=True"
+        )
+
+
+register_layer(nn.MultiheadAttention, AttentionKind())

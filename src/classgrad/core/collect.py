@@ -1,24 +1,42 @@
 """What the layers of a model see of each class, gathered in one pass over a task's data."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from classgrad.core.layers import Site, Source, tap
-from classgrad.core.merging import ClassInputs, merged
+from classgrad.core.layers import Site, Source, modules_inside, tap
 from classgrad.core.refusals import refuse_bypassed
-from classgrad.core.representation import Representation
-from classgrad.distributed import world
+from classgrad.core.subspace import Representation
 from classgrad.errors import UserError
 
 Forward = Callable[[Tensor], Tensor]
-Batches = Iterable[tuple[Tensor, Tensor]]
+Batch = tuple[Tensor, Tensor]
+Batches = Iterable[Batch]
 
 # So many numbers may wait until they are put into representations: 32 MB in float32.
-MANY = 2**23
+MAX_PENDING = 2**23
+
+
+@dataclass
+class ClassInputs:
+    """For one class, by site: the representation, and the mean of the raw inputs (prototype)."""
+
+    count: int = 0
+    representations: dict[str, Representation] = field(default_factory=dict)
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    pending: dict[str, list[list[Tensor]]] = field(
+        default_factory=dict
+    )  # inputs of calls, by batch
+
+    def prototype(self, site: str) -> Tensor:
+        """Return the unit mean of the inputs at a site (Eq. prototype); zero if the mean is."""
+        return nn.functional.normalize(self.sums[site] / self.counts[site], dim=0)
 
 
 @dataclass
@@ -33,6 +51,67 @@ class Collected:
     pooled: bool
 
 
+class Processes(Protocol):
+    """Processes that collect together, each with batches of its own; `ALONE` is one."""
+
+    def in_step(self, batches: Batches) -> Iterator[Batch | None]:
+        """Yield the batches of this process, and None after them while others have some left."""
+
+    def errors_shared(self) -> AbstractContextManager[None]:
+        """Raise an error that one process finds in the block in all of them."""
+
+    def counts(
+        self,
+        own: Mapping[int, int],
+        classes: Collection[int] | None,
+        labels: set[int],
+        expected: Collection[int] | None,
+    ) -> dict[int, tuple[int, int]]:
+        """Return, by class, how many samples a round has before those of this process, and in all.
+
+        `own` has the counts of this process, `classes` all that are counted. `labels` this process
+        has seen; what others have seen of the `expected` ones is added to them.
+        """
+
+    def in_any(self, values: Sequence[bool]) -> list[bool]:
+        """Tell of each value whether it is true in any process."""
+
+    def merge(self, classes: Sequence[ClassInputs], sites: Mapping[str, Site]) -> None:
+        """Let the main process have what all have of these classes, and the others nothing."""
+
+
+class Alone:
+    """One process: nothing has to be put together."""
+
+    def in_step(self, batches: Batches) -> Iterator[Batch | None]:
+        """Yield the batches."""
+        return iter(batches)
+
+    def errors_shared(self) -> AbstractContextManager[None]:
+        """Do nothing."""
+        return nullcontext()
+
+    def counts(
+        self,
+        own: Mapping[int, int],
+        classes: Collection[int] | None,
+        labels: set[int],
+        expected: Collection[int] | None,
+    ) -> dict[int, tuple[int, int]]:
+        """Return the counts, with nothing before them."""
+        return {value: (0, count) for value, count in own.items()}
+
+    def in_any(self, values: Sequence[bool]) -> list[bool]:
+        """Return the values."""
+        return list(values)
+
+    def merge(self, classes: Sequence[ClassInputs], sites: Mapping[str, Site]) -> None:
+        """Do nothing."""
+
+
+ALONE = Alone()
+
+
 def collect(
     model: nn.Module,
     forward: Forward,
@@ -43,16 +122,17 @@ def collect(
     classes: Iterable[int] | None = None,
     correct_only: bool = False,
     pool: bool = False,
+    processes: Processes = ALONE,
 ) -> Collected:
     """Run the model in evaluation mode and keep, per class and site, the first `samples[site]`.
 
     Whole mixed batches go through the model, because BatchNorm may use their statistics; which
-    samples count is decided afterwards. With `correct_only` only those classified right do
+    samples count is decided afterwards. With `correct_only` only those classified correctly count
     (BR-GTL); a class with none of them is taken as it is. With `pool` all samples count as one
     class, 0. Stops as soon as every class in `classes` has enough.
 
-    Several processes give batches in turn, each its own, and name `classes`; what they keep is put
-    together in the first, as if it had seen all, and the others keep nothing.
+    Several `processes` give batches in turn, each its own, and name `classes`; what they keep is
+    put together in the main one, as if it had seen all, and the others keep nothing.
     """
     wanted = None if classes is None else set(classes)
     training = {module: module.training for module in model.modules()}
@@ -62,14 +142,13 @@ def collect(
     hooks = [m.register_forward_pre_hook(lambda module, _args: called.add(module)) for m in used]
     try:
         with torch.no_grad(), tap(sites.values()) as seen:
-            gather = _Gather(sites, samples, seen, wanted, pool)
+            gather = _Gather(sites, samples, seen, wanted, pool, processes)
             gather.run(forward, batches(), correct_only)
-            missed = {label for label in gather.present if not gather.found[label].count}
+            missed = {label for label in gather.present if not gather.inputs[label].count}
             if missed:
                 gather.only = missed
                 gather.run(forward, batches(), False)
-            # An attention layer uses its out-projection without calling it.
-            called |= {m.out_proj for m in called if isinstance(m, nn.MultiheadAttention)}
+            called |= {inner for module in called for inner in modules_inside(module)}
             if gather.last is not None:
                 refuse_bypassed(model, partial(forward, gather.last), called)
     finally:
@@ -77,20 +156,16 @@ def collect(
             hook.remove()
         for module, mode in training.items():
             module.training = mode
-    called = {m for m, n in zip(used, calls_of_all(used, called), strict=True) if n}
+    in_any = processes.in_any([module in called for module in used])
+    called = {module for module, was_called in zip(used, in_any, strict=True) if was_called}
     absent = set() if wanted is None else wanted - gather.labels
     if absent:
         raise UserError(f"class {min(absent)} has no sample in the data given at the task's end")
     if not gather.present:
         raise UserError("the data given at the task's end hold no sample")
-    found = {c: gather.found[c] for c in sorted(gather.present)}
-    merged(list(found.values()), sites)
-    return Collected(found, called, pool)
-
-
-def calls_of_all(modules: list[nn.Module], called: set[nn.Module]) -> list[int]:
-    """Tell of each module whether any process has called it."""
-    return world().largest([module in called for module in modules])
+    inputs = {label: gather.inputs[label] for label in sorted(gather.present)}
+    processes.merge(list(inputs.values()), sites)
+    return Collected(inputs, called, pool)
 
 
 class _Gather:
@@ -103,32 +178,36 @@ class _Gather:
         seen: dict[Source, list[Tensor]],
         wanted: set[int] | None,
         pool: bool,
+        processes: Processes,
     ) -> None:
         self.sites, self.samples, self.seen = sites, samples, seen
-        self.pool = pool
+        self.pool, self.processes = pool, processes
         self.most = max(samples.values())
-        self.found: dict[int, ClassInputs] = {}
+        self.inputs: dict[int, ClassInputs] = {}
         self.present: set[int] = set()
         self.wanted = wanted
         self.labels: set[int] = set()  # every label seen, of classes wanted or not
         self.only = None if pool else wanted
-        self.waiting = 0  # how many numbers of all classes are not yet in representations
+        self.pending = 0  # how many numbers of all classes are not yet in representations
         self.last: Tensor | None = None  # the last batch
 
     def run(self, forward: Forward, batches: Batches, correct_only: bool) -> None:
-        for batch in world().in_step(batches):
+        for batch in self.processes.in_step(batches):
             self.seen.clear()
             chosen: dict[int, Tensor] = {}
-            with world().errors_shared():
+            with self.processes.errors_shared():
                 if batch is not None:
                     chosen = self._see(forward, *batch, correct_only)
-            for value, (before, total) in self._counts(chosen).items():
+            own = {value: len(index) for value, index in chosen.items()}
+            classes = {0} if self.pool else self.wanted
+            counts = self.processes.counts(own, classes, self.labels, self.wanted)
+            for value, (before, total) in counts.items():
                 self.present.add(value)
-                entry = self.found.setdefault(value, ClassInputs())
+                entry = self.inputs.setdefault(value, ClassInputs())
                 if value in chosen:
                     self._add(entry, chosen[value], before)
                 entry.count = min(self.most, entry.count + total)
-            if self.waiting > MANY:
+            if self.pending > MAX_PENDING:
                 self._settle_all()
             if self._enough():
                 break
@@ -154,29 +233,6 @@ class _Gather:
             if self.only is None or value in self.only
         }
 
-    def _counts(self, chosen: dict[int, Tensor]) -> dict[int, tuple[int, int]]:
-        """Return, by class, how many samples come before those of this process, and all.
-
-        Batches of one round are in the order of the processes. Labels that others saw are noted.
-        """
-        if world().size == 1:
-            return {value: (0, len(index)) for value, index in chosen.items()}
-        assert self.wanted is not None, "several processes have to name the classes"
-        known = sorted(self.wanted)
-        classes = [0] if self.pool else known
-        counts = [len(chosen[value]) if value in chosen else 0 for value in classes]
-        here = [value in chosen for value in classes]
-        seen = [value in self.labels for value in known]
-        table = world().table(torch.tensor([*counts, *here, *seen]))
-        by_process, present, labels = table.split([len(classes), len(classes), len(known)], dim=1)
-        self.labels.update(v for v, any_of in zip(known, labels.any(0), strict=True) if any_of)
-        before, total = by_process[: world().rank].sum(0).tolist(), by_process.sum(0).tolist()
-        return {
-            value: (before[place], total[place])
-            for place, value in enumerate(classes)
-            if present[:, place].any()
-        }
-
     def _add(self, entry: ClassInputs, index: Tensor, before: int) -> None:
         for name, site in self.sites.items():
             chosen = index[: max(0, self.samples[name] - entry.count - before)]
@@ -184,23 +240,23 @@ class _Gather:
                 continue
             # On the CPU whatever the model is on: not every device computes in double precision.
             inputs = [x[chosen.to(x.device)].cpu() for x in self.seen[site.source]]
-            waiting = entry.waiting.setdefault(name, [])
-            if waiting and shapes(waiting[-1]) != shapes(inputs):
+            pending = entry.pending.setdefault(name, [])
+            if pending and shapes(pending[-1]) != shapes(inputs):
                 self._settle(entry, name)
-            waiting.append(inputs)
-            self.waiting += sum(x.numel() for x in inputs)
+            pending.append(inputs)
+            self.pending += sum(x.numel() for x in inputs)
 
     def _settle_all(self) -> None:
-        for entry in self.found.values():
-            for name in entry.waiting:
+        for entry in self.inputs.values():
+            for name in entry.pending:
                 self._settle(entry, name)
-        self.waiting = 0
+        self.pending = 0
 
     def _settle(self, entry: ClassInputs, name: str) -> None:
         """Put the inputs of a class that wait into its representation: few large products."""
-        site, waiting = self.sites[name], entry.waiting[name]
-        inputs = [torch.cat(batches) for batches in zip(*waiting, strict=True)]
-        waiting.clear()
+        site, pending = self.sites[name], entry.pending[name]
+        inputs = [torch.cat(batches) for batches in zip(*pending, strict=True)]
+        pending.clear()
         for x in inputs:
             known = entry.representations.setdefault(name, Representation(site.dimension))
             count = len(x) * len(site.rows(x[:1]))
@@ -228,7 +284,7 @@ class _Gather:
         wanted = {0} if self.pool else self.only
         if wanted is None:
             return False
-        return all(c in self.found and self.found[c].count >= self.most for c in wanted)
+        return all(c in self.inputs and self.inputs[c].count >= self.most for c in wanted)
 
     def _check_inputs(self, count: int) -> None:
         for name, site in self.sites.items():

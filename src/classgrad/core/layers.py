@@ -3,29 +3,238 @@
 A site is a weight matrix W (o x d) with the rows x it is applied to: y = W x. A Linear layer or a
 convolution is one site; a convolution in g groups is g sites, because each group sees its own
 channels; nn.MultiheadAttention is four, for queries, keys, values and what comes out.
+
+What is specific to a kind of layer is in a `LayerKind`; `register_layer` makes it known.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from classgrad.core import attention, linalg
-from classgrad.core.patches import lines_of, patches
+from classgrad.core import linalg
 from classgrad.errors import UserError
-from classgrad.methods.projection.scaled import ScaledConv2d, ScaledLinear
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-LAYERS = (nn.Linear, *CONVOLUTIONS, nn.MultiheadAttention)
-# Scaled layers change their weight only where no later update reaches: plain to a guard.
-PLAIN = {kind.forward for kind in (*LAYERS, ScaledLinear, ScaledConv2d)}
+L = TypeVar("L", bound=nn.Module)
 
-Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.MultiheadAttention
-Source = nn.Module | tuple[nn.Module, int]  # a layer, or a matrix of one that has several inputs
+Record = Callable[[int, Tensor], None]  # takes the number of an input of a layer, and that input
+Source = tuple[nn.Module, int]  # a layer and the number of one of its inputs
+
+
+class Matrix(NamedTuple):
+    """Where one weight matrix of a layer is: rows `start` to `stop` of a parameter."""
+
+    suffix: str  # of its name, after that of the layer
+    parameter: str
+    start: int
+    stop: int
+    input: int = 0  # which input of the layer it multiplies
+
+
+class LayerKind(Generic[L]):
+    """What gradient projection has to know of one kind of layer.
+
+    As it is here: one matrix, `weight`, that multiplies the last dimension of the only input.
+    """
+
+    # Whether layer(x) is functional.linear(linear_input(layer, x), layer.weight, layer.bias), so
+    # that the gradient can be taken through projected rows.
+    linear = False
+
+    def matrices(self, layer: L) -> list[Matrix]:
+        """List the weight matrices of a layer."""
+        return [Matrix("", "weight", 0, len(attrgetter("weight")(layer)))]
+
+    def inside(self, layer: L) -> Iterable[nn.Module]:
+        """List modules inside a layer whose parameters it uses without calling them."""
+        return ()
+
+    def record_inputs(self, layer: L, record: Record) -> AbstractContextManager[None]:
+        """Give `record` every input of the layer in the block; what comes out stays the same."""
+        return _record_only_input(layer, record)
+
+    def share(self, layer: L, number: int, x: Tensor) -> Tensor:
+        """Return what one of the matrices, by its number, sees of an input of the layer."""
+        return x
+
+    def rows(self, layer: L, x: Tensor, every: int = 1) -> Tensor:
+        """Unfold the share (n, ...) of a matrix into the rows it multiplies (n * positions x d).
+
+        Of a convolution's positions only every so many along each axis, from the first.
+        """
+        return x.reshape(-1, x.shape[-1])
+
+    def gram(self, layer: L, x: Tensor) -> Tensor:
+        """Return C Cᵀ of the rows of a share (d x d, float64)."""
+        return linalg.gram(self.rows(layer, x))
+
+    def linear_input(self, layer: L, x: Tensor) -> Tensor:
+        """Return what a `linear` layer's weight multiplies in the forward pass."""
+        return x
+
+
+@contextmanager
+def _record_only_input(layer: nn.Module, record: Record) -> Iterator[None]:
+    def hook(_layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        record(0, args[0] if args else kwargs["input"])
+
+    handle = layer.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+_LAYERS: dict[type[nn.Module], LayerKind[Any]] = {}
+_NORMS: list[type[nn.Module]] = []
+
+
+def register_layer(layer: type[L], kind: LayerKind[L]) -> None:
+    """Let gradient projection protect layers of a class, and of subclasses with its forward.
+
+    The answer to an old input must stay when every update of a matrix has no part in the rows it
+    was seen with.
+
+    >>> class Doubled(nn.Linear):
+    ...     def forward(self, input: Tensor) -> Tensor:
+    ...         return 2 * super().forward(input)
+    >>> register_layer(Doubled, LayerKind())
+    >>> list(sites(nn.Sequential(nn.ReLU(), Doubled(3, 2))))
+    ['1']
+    """
+    _LAYERS[layer] = kind
+
+
+def register_norm(layer: type[nn.Module]) -> None:
+    """Let layers of a class be part of a model: its only parameters are a scale and a shift.
+
+    They are kept whole once a task has used them.
+    """
+    _NORMS.append(layer)
+
+
+def layer_kind(layer: nn.Module) -> LayerKind[Any] | None:
+    """Return what is registered for the class of a layer, or for the nearest of its bases."""
+    base = _registered(layer)
+    return None if base is None else _LAYERS[base]
+
+
+def is_norm(layer: nn.Module) -> bool:
+    """Tell whether a layer's only parameters are a scale and a shift."""
+    return isinstance(layer, tuple(_NORMS))
+
+
+def modules_inside(layer: nn.Module) -> Iterable[nn.Module]:
+    """List modules inside a layer whose parameters it uses without calling them."""
+    kind = layer_kind(layer)
+    return () if kind is None else kind.inside(layer)
+
+
+def _registered(layer: nn.Module) -> type[nn.Module] | None:
+    return next((base for base in type(layer).__mro__ if base in _LAYERS), None)
+
+
+class LinearKind(LayerKind[nn.Linear]):
+    """One matrix, which multiplies the last dimension of the input."""
+
+    linear = True
+
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+class ConvolutionKind(LayerKind[Convolution]):
+    """One matrix for each group of a convolution, which multiplies patches of its channels."""
+
+    def matrices(self, layer: Convolution) -> list[Matrix]:
+        """List the matrices of the groups."""
+        if layer.groups == 1:
+            return super().matrices(layer)
+        height = len(layer.weight) // layer.groups
+        return [
+            Matrix(f"[{group}]", "weight", group * height, (group + 1) * height)
+            for group in range(layer.groups)
+        ]
+
+    def share(self, layer: Convolution, number: int, x: Tensor) -> Tensor:
+        """Return the channels of one group."""
+        if layer.groups == 1:
+            return x
+        width = layer.in_channels // layer.groups
+        return x[:, number * width : (number + 1) * width]
+
+    def rows(self, layer: Convolution, x: Tensor, every: int = 1) -> Tensor:
+        """Unfold (n, C, *size) into patches (n * positions, C * kernel)."""
+        axes = len(layer.kernel_size)
+        x = _unfold(layer, x, range(axes), every)
+        # (n, C, *positions, *kernel) -> (n, *positions, C, *kernel)
+        order = [0, *range(2, 2 + axes), 1, *range(2 + axes, 2 + 2 * axes)]
+        return x.permute(order).reshape(-1, x.shape[1] * math.prod(layer.kernel_size))
+
+    def gram(self, layer: Convolution, x: Tensor) -> Tensor:
+        """Return C Cᵀ of the patches of (n, C, *size) (d x d, float64).
+
+        Patches overlap. Where the convolution moves by one, lines of patches are enough: those
+        unfolded along all axes but the first.
+        """
+        if not layer.stride[0] == layer.dilation[0] == 1:
+            return linalg.gram(self.rows(layer, x))
+        lines, window = _lines(layer, x.double()), layer.kernel_size[0]
+        if window == 1 or len(lines) < 2 * window - 1:
+            return linalg.gram(self.rows(layer, x))
+        products = linalg.window_products(lines, window)
+        channels = layer.in_channels // layer.groups
+        products = products.view(window, window, channels, -1, channels, lines.shape[2] // channels)
+        # The weight has channels first: (C, window, rest of the kernel).
+        dimension = window * lines.shape[2]
+        return products.permute(2, 0, 3, 4, 1, 5).reshape(dimension, dimension)
+
+
+def _lines(layer: Convolution, x: Tensor) -> Tensor:
+    """Unfold (n, C, h, *size) along all axes but the first (h, n * positions, C * kernel)."""
+    axes = len(layer.kernel_size)
+    x = _unfold(layer, x, range(1, axes))
+    # (n, C, h, *positions, *kernel) -> (h, n, *positions, C, *kernel)
+    order = [2, 0, *range(3, 2 + axes), 1, *range(2 + axes, 1 + 2 * axes)]
+    return x.permute(order).reshape(x.shape[2], -1, x.shape[1] * math.prod(layer.kernel_size[1:]))
+
+
+def _unfold(layer: Convolution, x: Tensor, axes: Iterable[int], every: int = 1) -> Tensor:
+    """Pad (n, C, *size) as a convolution does, and unfold some axes: positions, last the kernel."""
+    kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
+    margins: list[int] = []  # last dimension first, before and after, as functional.pad wants them
+    for axis in reversed(range(len(kernel))):
+        if not isinstance(layer.padding, str):
+            margins += [layer.padding[axis]] * 2
+        else:
+            total = dilation[axis] * (kernel[axis] - 1) if layer.padding == "same" else 0
+            margins += [total // 2, total - total // 2]
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    x = functional.pad(x, margins, mode=mode)
+    for axis in axes:
+        span = dilation[axis] * (kernel[axis] - 1) + 1
+        x = x.unfold(2 + axis, span, stride[axis] * every)[..., :: dilation[axis]]
+    return x
+
+
+register_layer(nn.Linear, LinearKind())
+register_layer(nn.Conv1d, ConvolutionKind())
+register_layer(nn.Conv2d, ConvolutionKind())
+register_layer(nn.Conv3d, ConvolutionKind())
+
+register_norm(nn.modules.batchnorm._BatchNorm)
+register_norm(nn.LayerNorm)
+register_norm(nn.GroupNorm)
+register_norm(nn.RMSNorm)
+register_norm(nn.modules.instancenorm._InstanceNorm)
 
 
 @dataclass(frozen=True)
@@ -33,61 +242,38 @@ class Site:
     """One weight matrix of a model: rows `start` to `stop` of a parameter of a layer."""
 
     name: str
-    layer: Layer
+    layer: nn.Module
+    kind: LayerKind[Any]
+    number: int  # among the matrices of the layer
     parameter: str
-    group: int
     start: int
     stop: int
     dimension: int
+    source: Source  # what its inputs go by in `tap`
 
     @property
     def weight(self) -> Tensor:
         """Return the parameter this site is a part of."""
         return self.layer.get_parameter(self.parameter)
 
-    @property
-    def source(self) -> Source:
-        """Return what the inputs of this site go by in `tap`."""
-        attends = isinstance(self.layer, nn.MultiheadAttention)
-        return (self.layer, self.group) if attends else self.layer
-
     def matrix(self, tensor: Tensor) -> Tensor:
         """View the part of a weight-shaped tensor that belongs to this site as (o x d)."""
         return tensor[self.start : self.stop].reshape(self.stop - self.start, self.dimension)
 
     def share(self, x: Tensor) -> Tensor:
-        """Return the channels of an input of the layer that this site sees."""
-        if not isinstance(self.layer, CONVOLUTIONS) or self.layer.groups == 1:
-            return x
-        width = self.layer.in_channels // self.layer.groups
-        return x[:, self.group * width : (self.group + 1) * width]
+        """Return what this site sees of an input of the layer: the channels of its group."""
+        return self.kind.share(self.layer, self.number, x)
 
     def rows(self, x: Tensor, every: int = 1) -> Tensor:
         """Unfold an input of the layer (n, ...) into the rows W multiplies (n * positions x d).
 
         Of a convolution's positions only every so many along each axis, from the first.
         """
-        if not isinstance(self.layer, CONVOLUTIONS):
-            return x.reshape(-1, x.shape[-1])
-        return patches(self.layer, self.share(x), every)
+        return self.kind.rows(self.layer, self.share(x), every)
 
     def gram(self, x: Tensor) -> Tensor:
-        """Return C Cᵀ of the rows of an input (d x d, float64).
-
-        Patches of a convolution overlap. Where it moves by one, lines of patches are enough: those
-        unfolded along all axes but the first.
-        """
-        layer = self.layer
-        if not isinstance(layer, CONVOLUTIONS) or not layer.stride[0] == layer.dilation[0] == 1:
-            return linalg.gram(self.rows(x))
-        lines, window = lines_of(layer, self.share(x).double()), layer.kernel_size[0]
-        if window == 1 or len(lines) < 2 * window - 1:
-            return linalg.gram(self.rows(x))
-        products = linalg.window_products(lines, window)
-        channels = layer.in_channels // layer.groups
-        products = products.view(window, window, channels, -1, channels, lines.shape[2] // channels)
-        # The weight has channels first: (C, window, rest of the kernel).
-        return products.permute(2, 0, 3, 4, 1, 5).reshape(self.dimension, self.dimension)
+        """Return C Cᵀ of the rows of an input (d x d, float64)."""
+        return self.kind.gram(self.layer, self.share(x))
 
 
 def sites(model: nn.Module) -> dict[str, Site]:
@@ -99,13 +285,11 @@ def sites(model: nn.Module) -> dict[str, Site]:
     >>> [s.dimension for s in sites(nn.Sequential(nn.Conv2d(3, 8, 5), nn.Linear(7, 2))).values()]
     [75, 7]
     """
-    found: dict[str, Site] = {}
+    by_name: dict[str, Site] = {}
     owners: dict[tuple[int, int], str] = {}
-    inside = {m.out_proj for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
+    inside = {module for layer in model.modules() for module in modules_inside(layer)}
     for name, layer in model.named_modules():
-        if not isinstance(layer, LAYERS) or layer in inside:
-            continue
-        if not any(parameter.requires_grad for parameter in layer.parameters()):
+        if layer in inside or not any(p.requires_grad for p in layer.parameters()):
             continue
         for site in _sites_of(name, layer):
             place = (id(site.weight), site.start)
@@ -115,49 +299,71 @@ def sites(model: nn.Module) -> dict[str, Site]:
                     "twice, so that its inputs are seen together"
                 )
             owners[place] = site.name
-            found[site.name] = site
-    return found
+            by_name[site.name] = site
+    return by_name
 
 
-def _sites_of(name: str, layer: Layer) -> Iterator[Site]:
+def _sites_of(name: str, layer: nn.Module) -> Iterator[Site]:
     """Yield the trainable weight matrices of one layer; refuse those that cannot be protected."""
-    for group, (end, parameter, start, stop) in enumerate(_matrices(name, layer)):
-        weight = attrgetter(parameter)(layer)
-        if not isinstance(weight, nn.Parameter) or not _is_plain(layer):
-            raise UserError(
-                f"layer '{name}' ({type(layer).__name__}) cannot be protected: its weight is "
-                "computed, or its forward is not that of nn.Linear, nn.Conv or "
-                "nn.MultiheadAttention; use a plain layer, or freeze it with requires_grad_(False)"
-            )
-        if weight.requires_grad:
-            yield Site(name + end, layer, parameter, group, start, stop, weight[0].numel())
-
-
-def _matrices(name: str, layer: Layer) -> list[tuple[str, str, int, int]]:
-    """Say where each matrix is: end of its name, parameter, its first row and the one after it."""
-    if isinstance(layer, nn.MultiheadAttention):
-        return attention.matrices(layer)
-    if isinstance(layer.weight, nn.UninitializedParameter):
+    base = _registered(layer)
+    if base is None:
+        return
+    if any(isinstance(p, nn.UninitializedParameter) for p in layer.parameters()):
         raise UserError(
             f"layer '{name}' ({type(layer).__name__}) has no size yet: run the model once first"
         )
-    if isinstance(layer, nn.Linear) or layer.groups == 1:
-        return [("", "weight", 0, len(layer.weight))]
-    height = len(layer.weight) // layer.groups
-    return [(f"[{g}]", "weight", g * height, (g + 1) * height) for g in range(layer.groups)]
+    kind = _LAYERS[base]
+    for number, matrix in enumerate(kind.matrices(layer)):
+        weight = attrgetter(matrix.parameter)(layer)
+        if not isinstance(weight, nn.Parameter) or not _is_forward_of(base, layer):
+            plain = ("nn." if base.__module__.startswith("torch.nn") else "") + base.__name__
+            raise UserError(
+                f"layer '{name}' ({type(layer).__name__}) cannot be protected: its weight is "
+                f"computed, or its forward is not that of {plain}; use a plain layer, "
+                "freeze it with requires_grad_(False), or tell classgrad.core.register_layer how "
+                "it uses its weight"
+            )
+        if weight.requires_grad:
+            yield Site(
+                name + matrix.suffix,
+                layer,
+                kind,
+                number,
+                matrix.parameter,
+                matrix.start,
+                matrix.stop,
+                weight[0].numel(),
+                (layer, matrix.input),
+            )
 
 
-def _is_plain(layer: Layer) -> bool:
-    # A guard gives Linear layers a forward of their own, and says so itself if it finds one.
-    own = "forward" in vars(layer) and not isinstance(layer, nn.Linear)
-    return type(layer).forward in PLAIN and not own
+def _is_forward_of(base: type[nn.Module], layer: nn.Module) -> bool:
+    # A guard gives layers a forward of their own, and says so itself if it finds one.
+    own = vars(layer).get("forward")
+    return type(layer).forward is base.forward and (own is None or isinstance(own, SameForward))
 
 
-def by_layer(value: Any, names: Iterable[str]) -> dict[str, Any]:
+class SameForward:
+    """A forward put in the place of that of one layer; it returns what that would."""
+
+
+def install_forward(layer: nn.Module, forward: SameForward) -> None:
+    """Let a layer be run by another forward, until `remove_forward`."""
+    vars(layer)["forward"] = forward
+
+
+def remove_forward(layer: nn.Module) -> None:
+    """Give a layer back the forward of its class."""
+    del vars(layer)["forward"]
+
+
+def by_layer(
+    value: Any, names: Iterable[str], *, implied: str = "", optional: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Spread a setting over sites: one value, or one for each by name, or by the first pattern.
 
-    A group of a convolution goes by the name of its layer. Names can leave out `trunk.`, which a
-    layer's has only where all tasks share a head; values for `heads` wait for that too.
+    A group of a convolution goes by the name of its layer. Names can leave out the beginning
+    `implied`. A key has to fit some site, unless it begins with one of `optional`.
 
     >>> by_layer({"*": 2, "fc1": 1}, ["conv1", "fc1"])
     {'conv1': 2, 'fc1': 1}
@@ -168,14 +374,14 @@ def by_layer(value: Any, names: Iterable[str]) -> dict[str, Any]:
     chosen = {}
     for name in names:
         layer = name.split("[")[0]
-        labels = (layer, layer.removeprefix("trunk."))
+        labels = (layer, layer.removeprefix(implied))
         fits = [key for key in value if key in labels]
         fits += [key for key in value if any(fnmatchcase(label, key) for label in labels)]
         if not fits:
             raise UserError(f"no value for layer '{name}' in {value}: add it, or '*' for the rest")
         chosen[name] = fits[0]
     for key in value:
-        if key not in chosen.values() and not key.startswith("heads"):
+        if key not in chosen.values() and not key.startswith(optional):
             raise UserError(
                 f"'{key}' fits no layer that no earlier pattern fits: there are {', '.join(names)}"
             )
@@ -192,18 +398,22 @@ def tap(watched: Iterable[Site]) -> Iterator[dict[Source, list[Tensor]]]:
     """
     seen: dict[Source, list[Tensor]] = {}
 
-    def record(layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        keep(layer, args[0] if args else kwargs["input"])
-
-    def keep(source: Source, x: Tensor) -> None:
-        seen.setdefault(source, []).append(x.detach().clone())
+    def record(layer: nn.Module, number: int, x: Tensor) -> None:
+        seen.setdefault((layer, number), []).append(x.detach().clone())
 
     with ExitStack() as stack:
-        stack.enter_context(attention.every_layer_called())
-        for layer in {site.layer for site in watched}:
-            if isinstance(layer, nn.MultiheadAttention):
-                stack.enter_context(attention.opened(layer, keep))
-            else:
-                handle = layer.register_forward_pre_hook(record, with_kwargs=True)
-                stack.callback(handle.remove)
+        stack.enter_context(_every_layer_called())
+        for layer, kind in {site.layer: site.kind for site in watched}.items():
+            stack.enter_context(kind.record_inputs(layer, partial(record, layer)))
         yield seen
+
+
+@contextmanager
+def _every_layer_called() -> Iterator[None]:
+    """Switch off the fused paths of transformers, which use weights without calling layers."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

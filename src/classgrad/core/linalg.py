@@ -27,12 +27,12 @@ def gram(rows: Tensor) -> Tensor:
     rows = rows.double()
     dimension = rows.shape[1]
     size = max(SMALL, -(-dimension // 4))
-    found = rows.new_empty(dimension, dimension)
+    c_ct = rows.new_empty(dimension, dimension)
     for start in range(0, dimension, size):  # what is below a block is that beside it, turned
         stop = min(start + size, dimension)
-        found[start:stop, start:] = rows[:, start:stop].T @ rows[:, start:]
-        found[stop:, start:stop] = found[start:stop, stop:].T
-    return found
+        c_ct[start:stop, start:] = rows[:, start:stop].T @ rows[:, start:]
+        c_ct[stop:, start:stop] = c_ct[start:stop, stop:].T
+    return c_ct
 
 
 def window_products(lines: Tensor, window: int) -> Tensor:
@@ -43,7 +43,7 @@ def window_products(lines: Tensor, window: int) -> Tensor:
     once.
     """
     places, width = len(lines) - window + 1, lines.shape[2]
-    found = lines.new_empty(window, window, width, width)
+    products = lines.new_empty(window, window, width, width)
 
     def product(start: int, stop: int) -> Tensor:
         first, second = lines[start:stop], lines[start + gap : stop + gap]
@@ -55,9 +55,9 @@ def window_products(lines: Tensor, window: int) -> Tensor:
         before = [product(line, line + 1) for line in range(edge)]
         after = [product(line, line + 1) for line in range(places, places + edge)]
         for i in range(edge + 1):
-            found[i, i + gap] = block = middle + sum(before[i:]) + sum(after[:i])
-            found[i + gap, i] = block.T
-    return found
+            products[i, i + gap] = block = middle + sum(before[i:]) + sum(after[:i])
+            products[i + gap, i] = block.T
+    return products
 
 
 def residual(rows: Tensor, basis: Tensor) -> Tensor:
@@ -194,11 +194,11 @@ def complement(basis: Tensor) -> Tensor:
     if rank == 0:
         return torch.eye(dimension, dtype=basis.dtype)
     # Random columns without their part in S span the complement. A complete QR of S takes longer.
-    chance = torch.Generator().manual_seed(rank)
-    columns = torch.randn(dimension, dimension - rank, generator=chance, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(rank)
+    columns = torch.randn(dimension, dimension - rank, generator=rng, dtype=torch.float64)
     columns = columns.to(basis)
-    found: Tensor = torch.linalg.qr(columns - basis @ (basis.T @ columns)).Q
-    return found
+    outside: Tensor = torch.linalg.qr(columns - basis @ (basis.T @ columns)).Q
+    return outside
 
 
 def remove(matrix: Tensor, basis: Tensor) -> Tensor:

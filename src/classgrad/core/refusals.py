@@ -5,29 +5,22 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor, nn
 
-from classgrad.core.layers import LAYERS
+from classgrad.core.attention import refuse_positions_first
+from classgrad.core.layers import is_norm, layer_kind
 from classgrad.errors import UserError
-from classgrad.networks.layers import NORMALISATIONS, TaskBatchNorm
-
-TRANSFORMERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
 def refuse_unprotectable(model: nn.Module) -> None:
     """Refuse, by name, every trainable layer whose old answers could not be kept."""
     for name, module in model.named_modules():
-        if isinstance(module, NORMALISATIONS) and getattr(module, "track_running_stats", False):
+        if is_norm(module) and getattr(module, "track_running_stats", False):
             raise UserError(
                 f"layer '{name}' ({type(module).__name__}) keeps running statistics that every new "
                 "task would move: use classgrad.networks.TaskBatchNorm, which has its own for each "
                 "task, or track_running_stats=False"
             )
-        free = any(parameter.requires_grad for parameter in module.parameters())
-        if isinstance(module, TRANSFORMERS) and free and not module.self_attn.batch_first:
-            raise UserError(
-                f"layer '{name}' ({type(module).__name__}) has positions before samples, so it is "
-                "not known which inputs belong to one sample: make it with batch_first=True"
-            )
-        if isinstance(module, (*LAYERS, *NORMALISATIONS, TaskBatchNorm)):
+        refuse_positions_first(name, module)
+        if layer_kind(module) is not None or is_norm(module):
             continue
         for label, parameter in module.named_parameters(recurse=False):
             if parameter.requires_grad:

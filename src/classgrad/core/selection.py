@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from classgrad.core.linalg import smallest_rank
-from classgrad.core.representation import Representation
+from classgrad.core.subspace import Representation
 
 
 class Selection(NamedTuple):

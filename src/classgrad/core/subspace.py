@@ -1,4 +1,4 @@
-"""The protected directions of one layer: an orthonormal basis."""
+"""The protected directions of one layer, and the inputs of one layer for some samples."""
 
 from dataclasses import dataclass
 
@@ -46,3 +46,133 @@ class Subspace:
     def reduced(self, columns: list[int]) -> "Subspace":
         """Return the subspace of these columns only."""
         return Subspace(self.basis[:, columns])
+
+
+class Representation:
+    """A representation matrix C (d x n), streamed in by rows.
+
+    While n < d the rows are kept; from then on only C Cᵀ. Every question has the same answer on
+    both sides.
+    """
+
+    def __init__(self, dimension: int) -> None:
+        self.dimension = dimension
+        self.count = 0
+        self._rows: list[Tensor] = []
+        self._gram: Tensor | None = None
+
+    @classmethod
+    def of(cls, rows: Tensor) -> "Representation":
+        """Return the representation with these rows (n x d)."""
+        result = cls(rows.shape[1])
+        result.add(rows)
+        return result
+
+    @classmethod
+    def of_gram(cls, gram: Tensor, count: int) -> "Representation":
+        """Return a representation with this C Cᵀ of so many rows."""
+        result = cls(len(gram))
+        if count < len(gram):
+            result.add(linalg.rows_of_gram(gram))
+            result.count = count
+        else:
+            result.add_gram(gram, count)
+        return result
+
+    @classmethod
+    def pooled(cls, parts: list["Representation"]) -> "Representation":
+        """Return the concatenation of several representations of one layer."""
+        result = cls(parts[0].dimension)
+        for part in parts:
+            result.count += part.count
+            result._rows += part._rows
+            if part._gram is not None:
+                result._gram = part._gram if result._gram is None else result._gram + part._gram
+        result._fold()
+        return result
+
+    def add(self, rows: Tensor) -> None:
+        """Append rows (n x d)."""
+        self.count += len(rows)
+        self._rows.append(rows.detach().double())
+        self._fold()
+
+    def add_gram(self, gram: Tensor, count: int) -> None:
+        """Append so many rows that have this C Cᵀ."""
+        self.count += count
+        self._gram = gram if self._gram is None else self._gram + gram
+        self._fold()
+
+    def gram(self) -> Tensor:
+        """Return C Cᵀ (d x d, float64)."""
+        return linalg.gram(self._all_rows()) if self._gram is None else self._gram
+
+    def energy(self) -> float:
+        """Return E = ||C||²."""
+        if self._gram is not None:
+            return float(self._gram.trace())
+        return float(sum(rows.square().sum() for rows in self._rows))
+
+    def energy_along(self, basis: Tensor) -> Tensor:
+        """Return δ, the energy along each column of a basis (d x r)."""
+        if self._gram is not None:
+            return linalg.energy_along_gram(self._gram, basis)
+        return linalg.energy_along(self._all_rows(), basis)
+
+    def held_energy(self, basis: Tensor) -> float:
+        """Return the share of the energy that a basis holds, 0 to 1."""
+        total = self.energy()
+        return float(self.energy_along(basis).sum()) / total if total > 0 else 1.0
+
+    def spectrum(self, basis: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return (σ² descending, U) of C or, given a basis, of the residual Ĉ = C - S Sᵀ C.
+
+        Directions whose energy is rounding compared with that of C itself are left out.
+        """
+        if basis is None:
+            basis = torch.zeros(self.dimension, 0, dtype=torch.float64)
+        _, values, vectors = self.split_by(basis)
+        return values, vectors
+
+    def split_by(self, basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return δ along a basis, and (σ² descending, U) of what is outside it.
+
+        That is `energy_along` and `spectrum`, with the product of C and the basis formed once.
+        """
+        if self._gram is not None:
+            along = self._gram @ basis
+            delta = (basis * along).sum(0)
+            if 2 * basis.shape[1] > self.dimension:  # in coordinates of the outside, which are few
+                outside = linalg.complement(basis)
+                values, turned = linalg.spectrum_of_gram(outside.T @ self._gram @ outside)
+                vectors = outside @ turned
+            else:
+                values, vectors = linalg.spectrum_of_gram(
+                    linalg.residual_gram(self._gram, basis, along)
+                )
+        else:
+            rows = self._all_rows()
+            along = rows @ basis
+            delta = along.square().sum(0)
+            values, vectors = linalg.spectrum(rows - along @ basis.T)
+        real = values > linalg.NEGLIGIBLE * self.energy()
+        return delta, values[real], vectors[:, real]
+
+    def energies(self) -> Tensor:
+        """Return the σ² of C, descending, without their directions."""
+        if self._gram is not None:
+            return linalg.energies(self._gram)
+        rows = self._all_rows()
+        return linalg.energies(rows @ rows.T)
+
+    def _all_rows(self) -> Tensor:
+        if len(self._rows) != 1:
+            empty = torch.zeros(0, self.dimension, dtype=torch.float64)
+            self._rows = [torch.cat([empty, *self._rows])]
+        return self._rows[0]
+
+    def _fold(self) -> None:
+        if self._rows and (self._gram is not None or self.count >= self.dimension):
+            gram = linalg.gram(self._all_rows())
+            self._gram = gram if self._gram is None else self._gram + gram
+            self._rows = []

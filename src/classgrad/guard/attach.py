@@ -8,14 +8,13 @@ from torch import Tensor, nn
 
 from classgrad.core.collect import Forward
 from classgrad.errors import UserError
-from classgrad.methods.base import LayerRoom
+from classgrad.methods.base import Held, LayerRoom
 from classgrad.methods.projection.base import Projected
-from classgrad.methods.projection.budget import Held
 from classgrad.networks.layers import TaskBatchNorm
 
 
-class Attached:
-    """A model under the guard of a projection method."""
+class Guard:
+    """Keeps the answers of a model to the tasks it has learnt, by a projection method."""
 
     def __init__(self, model: nn.Module, method: Projected) -> None:
         self.model = model
@@ -37,13 +36,13 @@ class Attached:
 
         `loader` gives (inputs, labels) of its training data, in batches, and can be gone through
         twice. With `classes` each of them must be there. `forward` gives the logits that say which
-        samples are classified right, for a model that needs more than the inputs.
+        samples are classified correctly, for a model that needs more than the inputs.
         """
         if iter(loader) is loader:
             raise UserError("the loader can be gone through only once: give a list or a DataLoader")
-        self.method.projector.release()
+        self.method.projector.remove()
         self.method.learn(self.model, forward or self.model, lambda: loader, classes)
-        self.method.projector.engage()
+        self.method.projector.install()
         for norm in self._norms():
             norm.add_task()
 
@@ -71,7 +70,7 @@ class Attached:
         self.method.projector.protect({})
 
 
-def attach(model: nn.Module, method: Projected) -> Attached:
+def attach(model: nn.Module, method: Projected) -> Guard:
     """Guard a model with a projection method, for use in any training loop.
 
     >>> import torch, classgrad
@@ -101,4 +100,4 @@ def attach(model: nn.Module, method: Projected) -> Attached:
             f"{type(method).__name__} changes the network before each task: use it in a run; "
             "attach takes CGP, GPM or SGP"
         )
-    return Attached(model, method)
+    return Guard(model, method)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from classgrad.errors import unknown
-from classgrad.methods.base import LayerRoom, Method, Step
+from classgrad.methods.base import Held, LayerRoom, Method, Step
 from classgrad.methods.finetune import Finetune
 from classgrad.methods.lwf import LwF
 from classgrad.methods.multitask import Multitask
@@ -12,8 +12,7 @@ from classgrad.methods.penalty.imm import IMM
 from classgrad.methods.penalty.mas import MAS
 from classgrad.methods.penalty.si import SI
 from classgrad.methods.projection.base import Projected
-from classgrad.methods.projection.budget import Held
-from classgrad.methods.projection.budgeted import Budgeted
+from classgrad.methods.projection.budget import Budgeted
 from classgrad.methods.projection.cgp import CGP
 from classgrad.methods.projection.gpm import GPM
 from classgrad.methods.projection.ogd import OGD

@@ -12,7 +12,6 @@ from torch.nn import functional
 from classgrad.checkpoints.sharing import from_first
 from classgrad.devices import moved
 from classgrad.distributed import world
-from classgrad.methods.projection.budget import Held
 from classgrad.networks.network import Network
 from classgrad.settings import Settings
 from classgrad.tasks import Task
@@ -23,7 +22,8 @@ class Step:
     """One training step: `images` in [0, 1], `x` what the network sees of them, labels `y`.
 
     The samples are `task.train` at `index`; `number` steps of the task came before it, of at most
-    `steps`. Several processes have a part each of the samples at `batch`.
+    `steps`. Several processes have a part each of the samples at `batch`. A fresh optimiser was
+    made for this task: all its momentum is of this task, even where it was loaded.
     """
 
     task: Task
@@ -37,6 +37,7 @@ class Step:
     per_epoch: int
     steps: int
     batch: Tensor
+    fresh_optimizer: bool = False
 
     @property
     def epoch(self) -> int:
@@ -57,6 +58,21 @@ class LayerRoom:
     rank: int
     groups: tuple[int, ...] = ()
     cosines: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a layer's basis holds of a class, at least, as a share of its energy, 0 to 1.
+
+    `promised` is the ε the class was learnt with. Tasks count from 0; without a label it is a whole
+    task.
+    """
+
+    layer: str
+    task: int
+    label: int | None
+    promised: float
+    share: float
 
 
 class Fit(Protocol):

@@ -6,18 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from classgrad.core import register_norm
 from classgrad.distributed import world
 from classgrad.errors import UserError
 from classgrad.networks import whole_batch
-
-# Layers whose only parameters are a scale and a shift per channel.
-NORMALISATIONS = (
-    nn.modules.batchnorm._BatchNorm,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-    nn.modules.instancenorm._InstanceNorm,
-)
 
 
 class PerTask(nn.Module):
@@ -166,6 +158,9 @@ class TaskBatchNorm(PerTask):
             return None, None, 0.0
         momentum = self.momentum if self.tracking else 0.0
         return getattr(self, f"mean_{self.task}"), getattr(self, f"variance_{self.task}"), momentum
+
+
+register_norm(TaskBatchNorm)
 
 
 class Dropout(nn.Module):

@@ -12,7 +12,6 @@ from torch.nn import functional
 from classgrad import seeds
 from classgrad.checkpoints import CheckpointManager
 from classgrad.checkpoints.errors import understood
-from classgrad.core.updates import made_for_one_task
 from classgrad.distributed import world
 from classgrad.distributed.gradients import Averaged
 from classgrad.errors import UserError
@@ -84,7 +83,6 @@ class Loop:
         self.newest = tasks[-1].id
         self.parameters = [p for p in method.parameters(net, tasks) if p.requires_grad]
         self.optimizer = training.optimizer_for(self.parameters)
-        made_for_one_task(self.optimizer)
         idle = method.idles(net, tasks)
         self.loss = Averaged(self.parameters, method.loss, idle=idle)
         world().level(net.buffers())
@@ -185,6 +183,7 @@ class Loop:
             per_epoch=self.per_epoch,
             steps=self.steps,
             batch=batch,
+            fresh_optimizer=True,
         )
 
     def settle(self) -> None:

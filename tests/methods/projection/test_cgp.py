@@ -12,7 +12,7 @@ from torch import nn
 from classgrad import networks
 from classgrad.data.augmix import augmix
 from classgrad.errors import UserError
-from classgrad.guard.attach import Attached, attach
+from classgrad.guard.attach import Guard, attach
 from classgrad.methods import CGP, GPM, Projected, Step
 from classgrad.methods.projection.cgp import contrastive
 from classgrad.networks import Network
@@ -25,11 +25,11 @@ from streams import step_of
 seeds = st.integers(0, 2**32 - 1)
 
 
-def guarded(method: Projected, dimension: int) -> Attached:
+def guarded(method: Projected, dimension: int) -> Guard:
     return attach(linear_layer(dimension), method.replace(samples=10_000))
 
 
-def learnt(method: Projected, tasks: list[list[np.ndarray]]) -> Attached:
+def learnt(method: Projected, tasks: list[list[np.ndarray]]) -> Guard:
     """Guard a linear layer whose inputs are the given columns, and end one task after another."""
     guard = guarded(method, len(tasks[0][0]))
     for classes in tasks:
@@ -37,7 +37,7 @@ def learnt(method: Projected, tasks: list[list[np.ndarray]]) -> Attached:
     return guard
 
 
-def basis_of(guard: Attached) -> np.ndarray:
+def basis_of(guard: Guard) -> np.ndarray:
     return guard.method.subspaces["0"].basis.numpy()
 
 

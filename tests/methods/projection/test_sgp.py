@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from classgrad.errors import UserError
-from classgrad.guard.attach import Attached, attach
+from classgrad.guard.attach import Guard, attach
 from classgrad.methods import GPM, SGP
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
@@ -107,7 +107,7 @@ def mixed() -> nn.Module:
     )
 
 
-def guarded(alpha: float) -> Attached:
+def guarded(alpha: float) -> Guard:
     """A model that learnt two tasks of random numbers."""
     energy = {"5": 0.99, "*": 0.85}
     guard = attach(built(mixed), SGP(epsilon=energy, energy_step=0.0, alpha=alpha))

@@ -14,6 +14,7 @@ from classgrad.core.layers import by_layer
 from classgrad.core.projector import Projector
 from classgrad.core.subspace import Subspace
 from classgrad.distributed import world
+from classgrad.distributed.collecting import most_rows, processes
 from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.networks.network import Network
 from classgrad.tasks import Task, batches
@@ -24,6 +25,18 @@ Count = Annotated[int, Field(ge=1)]
 # Batches for collecting are of 64, as in the released code of GPM and CGP: with BatchNorm on batch
 # statistics the size of a batch is part of the result.
 COLLECT_BATCH = 64
+
+
+def layer_values(value: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Spread a setting over the sites of a network: one value, or one for each by name or pattern.
+
+    Names can leave out `trunk.`, which a layer's has only where all tasks share a head; values for
+    `heads` wait for that too.
+
+    >>> layer_values({"conv*": 1, "fc1": 2, "heads*": 3}, ["trunk.conv1[0]", "trunk.fc1"])
+    {'trunk.conv1[0]': 1, 'trunk.fc1': 2}
+    """
+    return by_layer(value, names, implied="trunk.", optional=("heads",))
 
 
 class Projected(Method, ABC):
@@ -71,7 +84,7 @@ class Projected(Method, ABC):
 
     def attach(self, model: nn.Module) -> None:
         """Guard this model from now on."""
-        self._projector = Projector(model)
+        self._projector = Projector(model, most_rows)
         self._subspaces = {
             name: Subspace.empty(site.dimension) for name, site in self._projector.sites.items()
         }
@@ -80,10 +93,10 @@ class Projected(Method, ABC):
 
     def by_layer(self, value: Any) -> dict[str, Any]:
         """Spread a setting over the sites."""
-        return by_layer(value, self.projector.sites)
+        return layer_values(value, self.projector.sites)
 
     def thresholds(self) -> dict[str, float]:
-        """Return ε of each site for the task at hand: energy + task * energy_step, limited."""
+        """Return ε of each site for the current task: energy + task * energy_step, limited."""
         return {
             name: min(start + self._learnt * self.energy_step, max(start, self.energy_limit))
             for name, start in self.by_layer(self.energy).items()
@@ -96,15 +109,15 @@ class Projected(Method, ABC):
 
     def begin_task(self, net: Network, task: Task) -> None:
         """Take gradients through projected rows where that is cheaper."""
-        self.projector.engage()
+        self.projector.install()
 
     def continue_task(self, net: Network, task: Task) -> None:
-        """Do likewise."""
-        self.projector.engage()
+        """Take gradients through projected rows again."""
+        self.projector.install()
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
         """Remove the protected part of the gradients (Eq. project2)."""
-        self.projector.before_step(step.optimizer)
+        self.projector.before_step(step.optimizer, fresh=step.fresh_optimizer)
 
     def after_step(self, net: Network, step: Step) -> None:
         """Remove the protected part of the update, for optimisers that need it."""
@@ -112,7 +125,7 @@ class Projected(Method, ABC):
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
         """Grow the subspaces by what this task's data need."""
-        self.projector.release()
+        self.projector.remove()
         dtype = next(net.parameters()).dtype
         state = generator.get_state()
 
@@ -123,7 +136,7 @@ class Projected(Method, ABC):
                 yield task.transform(images), task.train.labels[index]
 
         self.learn(net, lambda x: net(x, task.id), shuffled, range(task.classes))
-        self.level(net)  # of several processes only the first has seen what there is to add
+        self.level(net)  # of several processes only the main one has seen what there is to add
 
     def learn(
         self,
@@ -134,12 +147,21 @@ class Projected(Method, ABC):
     ) -> None:
         """Add what the layers see of a finished task to the subspaces, and protect them."""
         sites, samples = self.projector.sites, self.by_layer(self.samples)
-        gather = partial(collect, model, forward, data, sites, samples, classes=classes)
+        gather = partial(
+            collect,
+            model,
+            forward,
+            data,
+            sites,
+            samples,
+            classes=classes,
+            processes=processes(),
+        )
         collected = self.grow(gather)
         self.trim(collected)
         self._learnt += 1
-        beside = self.projector.beside_weights(collected.used)
-        self._frozen = list(dict.fromkeys([*self._frozen, *beside]))
+        whole = self.projector.non_matrix_parameters(collected.used)
+        self._frozen = list(dict.fromkeys([*self._frozen, *whole]))
         self.protect()
 
     def protect(self) -> None:
@@ -151,7 +173,7 @@ class Projected(Method, ABC):
         """Gather what the method wants to see, and add it to the subspaces."""
 
     def trim(self, collected: Collected) -> None:
-        """Drop what is too much, while the inputs of the task at hand are there; here nothing."""
+        """Drop what is too much, while the inputs of the current task are there; here nothing."""
 
     def add(self, site: str, new: Tensor) -> list[int]:
         """Protect new directions (d x n) at a site; return their column numbers in its basis."""
@@ -164,7 +186,7 @@ class Projected(Method, ABC):
     def close(self) -> None:
         """Take back every hook."""
         if self._projector is not None:
-            self._projector.release()
+            self._projector.remove()
 
     def room(self) -> list[LayerRoom]:
         """Return how much of each layer is protected."""

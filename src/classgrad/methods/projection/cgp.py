@@ -42,11 +42,11 @@ from torch.nn import functional
 
 from classgrad.core import selection
 from classgrad.core.collect import ClassInputs, Collected
-from classgrad.core.representation import Representation
+from classgrad.core.subspace import Representation
 from classgrad.data.augmix import augmix, refuse_range
 from classgrad.distributed import world
 from classgrad.methods.base import LayerRoom, Step
-from classgrad.methods.projection.budgeted import Budgeted
+from classgrad.methods.projection.budget import Budgeted
 from classgrad.methods.projection.groups import Groups
 from classgrad.networks.network import Network
 from classgrad.tasks import Task

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from classgrad.core.collect import Collected
 from classgrad.core.selection import plain
-from classgrad.methods.projection.budgeted import Budgeted
+from classgrad.methods.projection.budget import Budgeted
 
 
 class GPM(Budgeted):

@@ -34,7 +34,7 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
-from classgrad.core.updates import FreeUpdates
+from classgrad.core.projector import FreeUpdates
 from classgrad.distributed import world
 from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.methods.flat import gather, products, split, write
@@ -85,7 +85,7 @@ class OGD(Method):
             return
         gradient = gather(self._weights, [weight.grad for weight in self._weights])
         write(self._weights, self._free(gradient))
-        if not self._updates.expected(step.optimizer, self._weights):
+        if not self._updates.expected(step.optimizer, self._weights, step.fresh_optimizer):
             self._before = gather(self._weights, self._weights)
 
     @torch.no_grad()

@@ -15,9 +15,13 @@ that P is constant while a task is learnt and the first one is learnt freely. `u
 of the released code, takes it from every training batch, before it multiplies the gradient of that
 batch, so that the first task is bound too.
 
-A convolution has a row for each patch of a mean image. Rows with one α are learnt as one block
-(`projection.shrinking`). A Linear layer multiplies its few input rows by P instead of its
-gradient, which is the same: g P = Δᵀ (X P).
+A convolution has a row for each patch of a mean image. Rows R with one α are learnt together,
+
+    P <- P - P Rᵀ (α I + R P Rᵀ)⁻¹ R P,
+
+which equals one update after another (Woodbury). Only Rᵀ R counts: more rows than d are replaced by
+the triangular factor of R, d rows with the same Rᵀ R. A Linear layer multiplies its few input rows
+by P instead of its gradient, which is the same: g P = Δᵀ (X P).
 
 SGD without weight decay multiplies each gradient by P once. With `update="step"` its momentum holds
 gradients that met an earlier P, as in the released code. For weight decay and Adam, whose updates
@@ -38,19 +42,42 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
-from classgrad.core.layers import Source, by_layer, tap
-from classgrad.core.projector import Projector
-from classgrad.core.updates import follow_gradients
-from classgrad.distributed import world
+from classgrad.core.layers import Site, Source, tap
+from classgrad.core.projector import Projector, Side, follow_gradients
+from classgrad.distributed import Cut, world
+from classgrad.distributed.collecting import most_rows
 from classgrad.errors import UserError
 from classgrad.methods.base import LayerRoom, Method, Step
-from classgrad.methods.projection.base import COLLECT_BATCH
-from classgrad.methods.projection.shrinking import Shrinking, mean_rows, shrunk
+from classgrad.methods.projection.base import COLLECT_BATCH, layer_values
 from classgrad.networks.network import Network
 from classgrad.tasks import Task, batches
 
 # Less than this drowns in the rounding of R P Rᵀ.
 Damping = Annotated[float, Field(ge=1e-8, le=1)]
+
+
+class Shrinking(Side):
+    """Multiplies matrices by the P of one site."""
+
+    rows_only = True  # a gradient does not show whether it has met P already
+
+    def __init__(self, site: Site, matrix: Tensor | None = None) -> None:
+        self.by_rows = False
+        self.like = site.weight.detach()
+        eye = torch.eye(site.dimension, dtype=torch.float64)
+        self.become(eye if matrix is None else matrix)
+
+    def become(self, matrix: Tensor) -> None:
+        """Take a new P (d x d, float64, on the CPU), and a copy of it as the weights are."""
+        self.matrix, self.rounded = matrix, matrix.to(self.like)
+
+    def free(self, matrix: Tensor) -> Tensor:
+        """Return matrix P."""
+        return matrix @ self.rounded.to(matrix.dtype)
+
+    def leaks(self, matrix: Tensor) -> bool:
+        """Return False: all that came through rows has met P."""
+        return False
 
 
 class OWM(Method):
@@ -101,8 +128,8 @@ class OWM(Method):
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Guard what the tasks share."""
-        self._projector = Projector(net.protected())
-        by_layer(self.damping, self.projector.sites)
+        self._projector = Projector(net.protected(), most_rows)
+        layer_values(self.damping, self.projector.sites)
         return net
 
     def begin_task(self, net: Network, task: Task) -> None:
@@ -111,10 +138,10 @@ class OWM(Method):
             for name in self.projector.sites:
                 self._side(name)
             self.projector.guard(self._sides, self._frozen)
-        self.projector.engage()
+        self.projector.install()
 
     def continue_task(self, net: Network, task: Task) -> None:
-        """Do likewise."""
+        """Take up the task as it was begun."""
         self.begin_task(net, task)
 
     def loss(self, net: Network, step: Step) -> Tensor:
@@ -142,7 +169,7 @@ class OWM(Method):
     @torch.no_grad()
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
         """Learn P from the task's data, and keep all that is not a weight matrix as it is."""
-        self.projector.release()
+        self.projector.remove()
         if self.update == "task":
             net.eval()
             dtype = next(net.parameters()).dtype
@@ -152,13 +179,13 @@ class OWM(Method):
                     with tap(self.projector.sites.values()) as seen:
                         net(task.transform(task.train.unit_images(index[part], dtype)), task.id)
                     self._learn(seen, number / len(order), self.mean_of)
-        self._frozen = self.projector.beside_weights(net.protected().modules())
+        self._frozen = self.projector.non_matrix_parameters(net.protected().modules())
         self.projector.guard(self._sides, self._frozen)
         self.level(net)
 
     def _learn(self, seen: dict[Source, list[Tensor]], share: float, mean_of: int) -> None:
         """Update P of every layer that ran; `share` is λ."""
-        last = by_layer(self.damping, self.projector.sites)
+        last = layer_values(self.damping, self.projector.sites)
         for name, site in self.projector.sites.items():
             for x in seen.get(site.source, []):
                 rows = mean_rows(site, x, mean_of, self.patch_stride)
@@ -166,7 +193,7 @@ class OWM(Method):
                     raise UserError(f"layer '{name}' saw an input that is not a finite number")
                 side = self._side(name)
                 try:
-                    side.become(shrunk(side.matrix, rows, last[name] ** share))
+                    side.become(woodbury_update(side.matrix, rows, last[name] ** share))
                 except torch.linalg.LinAlgError:
                     raise UserError(
                         f"layer '{name}' has inputs too large for damping={last[name]:g}: raise it"
@@ -181,15 +208,15 @@ class OWM(Method):
     def close(self) -> None:
         """Take back every hook."""
         if self._projector is not None:
-            self._projector.release()
+            self._projector.remove()
 
     def room(self) -> list[LayerRoom]:
         """Return d - trace P for each layer: how many directions are shrunk away, in sum."""
-        found = []
+        rooms = []
         for name, site in self.projector.sites.items():
             used = site.dimension - float(self.matrices[name].trace()) if name in self._sides else 0
-            found.append(LayerRoom(name, site.dimension, round(used)))
-        return found
+            rooms.append(LayerRoom(name, site.dimension, round(used)))
+        return rooms
 
     def state_dict(self) -> dict[str, Any]:
         """Return P of every layer that has learnt, and the names of what is kept whole."""
@@ -197,8 +224,44 @@ class OWM(Method):
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
         """Continue from a state."""
-        self._projector = Projector(net.protected())
+        self._projector = Projector(net.protected(), most_rows)
         sites = self.projector.sites
         self._sides = {name: Shrinking(sites[name], p) for name, p in state["matrices"].items()}
         self._frozen = list(state["frozen"])
         self.projector.guard(self._sides, self._frozen)
+
+
+def mean_rows(site: Site, x: Tensor, mean_of: int, every: int) -> Tensor:
+    """Input of a layer (n, ...) -> rows of its means over about `mean_of` samples each, float64."""
+    cut = world().cut
+    if cut is None:
+        parts = x.tensor_split(max(1, len(x) // mean_of))
+        means = torch.stack([part.mean(0) for part in parts])
+    else:
+        means = means_of_whole(x, max(1, cut.whole // mean_of), cut)
+    return site.rows(means, every).cpu().double()
+
+
+def means_of_whole(x: Tensor, groups: int, cut: Cut) -> Tensor:
+    """Part of an input -> means of the whole over samples in so many groups of about one size."""
+    parts = torch.arange(cut.whole).tensor_split(groups)
+    sizes = torch.tensor([len(part) for part in parts])
+    group = torch.arange(groups).repeat_interleave(sizes)[cut.start : cut.stop]
+    sums = x.new_zeros(groups, *x.shape[1:]).index_add(0, group.to(x.device), x)
+    return world().sum(sums) / sizes.to(x).view(-1, *[1] * (x.dim() - 1))
+
+
+def woodbury_update(p: Tensor, rows: Tensor, alpha: float) -> Tensor:
+    """P (d x d) and rows R (n x d) -> P - P Rᵀ (α I + R P Rᵀ)⁻¹ R P, symmetric like P.
+
+    >>> woodbury_update(torch.eye(2), torch.tensor([[1.0, 0.0]]), alpha=1.0).tolist()
+    [[0.5, 0.0], [0.0, 1.0]]
+    """
+    if len(rows) > len(p):
+        rows = torch.linalg.qr(rows, mode="r").R  # fewer rows with the same Rᵀ R
+    r_p = rows @ p
+    inner = r_p @ rows.T
+    inner.diagonal().add_(alpha)
+    half = torch.linalg.solve_triangular(torch.linalg.cholesky(inner), r_p, upper=False)
+    p = torch.addmm(p, half.T, half, alpha=-1)
+    return (p + p.T) / 2

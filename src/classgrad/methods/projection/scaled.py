@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional
 
+from classgrad.core.layers import ConvolutionKind, LayerKind, register_layer
 from classgrad.errors import UserError
 from classgrad.networks.layers import PerTask
 
@@ -51,7 +52,7 @@ class Scaled(PerTask):
         return [self.get_parameter(f"scale_{task}_{number}") for number in range(count)]
 
     def inner(self) -> Tensor | None:
-        """Return D (r x r) of the task at hand; None if it has no region."""
+        """Return D (r x r) of the current task; None if it has no region."""
         scales = self.scales(self.task)
         if not scales:
             return None
@@ -70,7 +71,7 @@ class ScaledLinear(Scaled, nn.Linear):
         return functional.linear(self.scaled(input), self.weight, self.bias)
 
     def scaled(self, input: Tensor) -> Tensor:
-        """Return (I + S D Sᵀ) x for each row x, what W is applied to for the task at hand."""
+        """Return (I + S D Sᵀ) x for each row x, what W is applied to for the current task."""
         d = self.inner()
         return input if d is None else input + (input @ self.basis) @ d.T @ self.basis.T
 
@@ -84,12 +85,28 @@ class ScaledConv2d(Scaled, nn.Conv2d):
         return out
 
     def scaled_weight(self) -> Tensor:
-        """Return W + W S D Sᵀ for the task at hand."""
+        """Return W + W S D Sᵀ for the current task."""
         d = self.inner()
         if d is None:
             return self.weight
         matrix = self.weight.flatten(1)
         return self.weight + ((matrix @ self.basis) @ d @ self.basis.T).view_as(self.weight)
+
+
+class ScaledLinearKind(LayerKind[ScaledLinear]):
+    """A Linear layer that scales its input before the weight."""
+
+    linear = True
+
+    def linear_input(self, layer: ScaledLinear, x: Tensor) -> Tensor:
+        """Return (I + S D Sᵀ) x for each row x."""
+        return layer.scaled(x)
+
+
+# What scales change is inside subspaces that no later update reaches: to a guard the inputs and
+# matrices are those of plain layers.
+register_layer(ScaledLinear, ScaledLinearKind())
+register_layer(ScaledConv2d, ConvolutionKind())
 
 
 def make_scaled(model: nn.Module) -> None:

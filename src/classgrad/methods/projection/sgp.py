@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from classgrad.core.collect import Collected
-from classgrad.core.sides import Side, SoftSide
+from classgrad.core.projector import Side, SoftSide
 from classgrad.methods.projection.gpm import GPM
 from classgrad.networks.network import Network
 

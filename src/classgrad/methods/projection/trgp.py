@@ -93,7 +93,7 @@ class TRGP(Projected):
 
     def begin_task(self, net: Network, task: Task) -> None:
         """Choose the regions of every layer, unless the task has begun before."""
-        self.projector.release()  # what chooses is the gradient before any projection
+        self.projector.remove()  # what chooses is the gradient before any projection
         if self._learnt and str(task.id) not in next(iter(self._trusted.values()), {}):
             for name, gradient in self._gradients(net, task).items():
                 self._trusted.setdefault(name, {})[str(task.id)] = most_trusted(

@@ -13,7 +13,7 @@ from pydantic import PrivateAttr
 from torch import Tensor, nn
 from torch.nn import functional
 
-from classgrad.core.updates import follow_gradients
+from classgrad.core.projector import follow_gradients
 from classgrad.methods.base import Method, Step
 from classgrad.methods.structure.growing import make_growing, resize, spread, units, width, wires
 from classgrad.networks.network import Network

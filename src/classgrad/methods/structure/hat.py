@@ -30,7 +30,7 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
-from classgrad.core.updates import follow_gradients
+from classgrad.core.projector import follow_gradients
 from classgrad.errors import UserError
 from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.methods.structure.gates import Gate
