@@ -291,9 +291,9 @@ def test_a_run_with_a_budget_that_was_cut_short_ends_with_the_same_bits(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        go_on(cut, observer)
+        cut.resume(observer)
     last = Run(plan, STREAM, tmp_path)
-    assert go_on(last).accuracy_matrix == whole.record.accuracy_matrix
+    assert last.resume().accuracy_matrix == whole.record.accuracy_matrix
     for left, right in zip(whole.net.parameters(), last.net.parameters(), strict=True):
         assert torch.equal(left, right)
     assert last.method.held() == whole.method.held()
