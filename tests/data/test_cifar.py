@@ -25,7 +25,7 @@ from data.datafiles import (
 
 def refused(root, name, split="train", match=None):
     with pytest.raises(UserError, match=match) as caught:
-        load(name, root, split, cached=False)
+        load(name, root, split)
     one_line(caught.value)
     return str(caught.value)
 

@@ -19,7 +19,7 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
 def refused(root, match, name="mnist", split="train"):
     with pytest.raises(UserError, match=match) as caught:
-        load(name, root, split, cached=False)
+        load(name, root, split)
     one_line(caught.value)
     return str(caught.value)
 

@@ -17,7 +17,7 @@ from data.datafiles import as_release, mutated, notmnist, one_line, pixels, png
 
 def refused(root, match=None, name="notmnist", split="train"):
     with pytest.raises(UserError, match=match) as caught:
-        load(name, root, split, cached=False)
+        load(name, root, split)
     one_line(caught.value)
     return str(caught.value)
 

@@ -19,7 +19,7 @@ TRAIN = "train_32x32.mat"
 
 def refused(root, match=None):
     with pytest.raises(UserError, match=match) as caught:
-        load("svhn", root, "train", cached=False)
+        load("svhn", root, "train")
     one_line(caught.value)
     return str(caught.value)
 

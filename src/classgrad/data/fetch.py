@@ -12,11 +12,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from classgrad.data.check import Report, check
-from classgrad.data.files import file_matches, flush
+from classgrad.data.files import file_matches
 from classgrad.data.releases import describe
 from classgrad.data.table import Dataset, Download
 from classgrad.data.unpack import Unsound, unpack
 from classgrad.errors import UserError, shown
+from classgrad.files import put_in_place, sync_folder
 
 CHUNK = 2**16
 TIMEOUT = 30
@@ -101,8 +102,7 @@ def _put(data: Dataset, download: Download, file: Path, root: Path, store: Path)
     place = root / download.place
     place.parent.mkdir(parents=True, exist_ok=True)
     if not download.unpack:
-        flush(file)
-        os.replace(file, place)
+        put_in_place(file, place)
         return
     stage = Path(tempfile.mkdtemp(prefix="unpack-", dir=store))
     try:
@@ -111,6 +111,7 @@ def _put(data: Dataset, download: Download, file: Path, root: Path, store: Path)
         if report.status != "complete":
             raise Unsound(report.note.replace(str(stage), str(root)))
         os.replace(stage / download.place, place)
+        sync_folder(place.parent)
     except Unsound as error:
         raise UserError(
             f"{shown(file)} is not the release ({shown(error)}): remove it and try again"

@@ -1,18 +1,15 @@
-"""Reading, comparing and writing files so that every failure is one clear line."""
+"""Reading and comparing files of datasets so that every failure is one clear line."""
 
 import hashlib
 import os
 import stat
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from classgrad.data.table import Dataset
 from classgrad.errors import UserError, shown
-
-PIECE = 2**20
 
 Source = tuple[Path, bytes]
 
@@ -54,20 +51,6 @@ def read(data: Dataset, path: Path) -> bytes:
         return file.read()
 
 
-def digest(data: Dataset, path: Path) -> str:
-    """Return the sha256 of a file, without holding more than a piece of it."""
-    found = hashlib.sha256()
-    with opened(data, path) as file:
-        while piece := file.read(PIECE):
-            found.update(piece)
-    return found.hexdigest()
-
-
-def sha256(content: bytes) -> str:
-    """Return the hexadecimal sha256 of `content`."""
-    return hashlib.sha256(content).hexdigest()
-
-
 def file_matches(path: Path, checksum: str) -> bool:
     """Tell whether a file has a checksum written as "algorithm:hex"."""
     algorithm, _, wanted = checksum.partition(":")
@@ -82,24 +65,3 @@ def released(paths: Iterable[Path], checksums: Mapping[str, str]) -> bool:
         name in found and file_matches(found[name], checksum)
         for name, checksum in checksums.items()
     )
-
-
-def flush(path: Path) -> None:
-    """Make the content of a file durable."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file, then give it its name: whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
-    os.close(handle)
-    part = Path(name)
-    try:
-        write(part)
-        flush(part)
-        part.chmod(0o644)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
