@@ -92,7 +92,7 @@ def minimise_above(q: Tensor, c: Tensor, lower: float = 0.0) -> Tensor:
     cost and left out.
 
     >>> q = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
-    >>> minimise_above(q, torch.tensor([-3.0, 1.0]), 0.0).tolist()
+    >>> minimise_above(q, torch.tensor([-3.0, 1.0]), 0.0).round(decimals=9).tolist()
     [1.5, 0.0]
     """
     from scipy.optimize import nnls
