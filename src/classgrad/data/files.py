@@ -20,12 +20,18 @@ class Missing(UserError):
 
 def missing(data: Dataset, path: Path) -> Missing:
     """Return the error for a file or folder that is not there."""
-    return Missing(f"{data.title} is missing: no {shown(path)}; {data.remedy()}")
+    what = f"{data.title} is missing: no {shown(path)}"
+    return Missing(f"{what}; {data.remedy()}", hint=data.hint)
 
 
 def damaged(data: Dataset, path: Path, what: str) -> UserError:
     """Return the error for a file that cannot be used."""
-    return UserError(f"{shown(path)}: {what}; remove it and {data.remedy(again=True)}")
+    return unusable(data, path, f"{what}; remove it", again=True)
+
+
+def unusable(data: Dataset, path: Path, what: str, *, again: bool = False) -> UserError:
+    """Return the error for what is in the way of the dataset's own files."""
+    return UserError(f"{shown(path)}: {what} and {data.remedy(again)}", hint=data.hint)
 
 
 @contextmanager
@@ -34,7 +40,7 @@ def opened(data: Dataset, path: Path) -> Iterator[BinaryIO]:
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"{shown(path)}: not a file; move it away and {data.remedy()}")
+            raise unusable(data, path, "not a file; move it away")
         if status.st_size > data.largest:
             raise damaged(data, path, f"{status.st_size:,} bytes, more than {data.largest:,}")
         with open(path, "rb", buffering=0) as file:

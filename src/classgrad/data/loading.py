@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Protocol
 
 from classgrad.data import cifar, idx, notmnist, notmnist32, svhn
-from classgrad.data.files import Source, damaged, read, released
+from classgrad.data.files import Source, damaged, read, released, unusable
 from classgrad.data.images import Content, Images, checksums
 from classgrad.data.releases import DATASETS, describe
 from classgrad.data.table import SPLITS, Dataset, Split
-from classgrad.errors import UserError, shown
 
 WORDS = {"train": "training", "test": "test"}
 
@@ -94,5 +93,4 @@ def _refuse_another(data: Dataset, split: str, folder: Path, held: Content) -> N
                 continue
             whose = f"{other.title}'s {WORDS[name]} files, not {data.title}'s {WORDS[split]} files"
             if held.images == facts.images or held.labels == facts.labels:
-                what = f"these are {whose}; move them away and {data.remedy()}"
-                raise UserError(f"{shown(folder)}: {what}")
+                raise unusable(data, folder, f"these are {whose}; move them away")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from classgrad.data.files import Source, damaged, missing
+from classgrad.data.files import Source, damaged, missing, unusable
 from classgrad.data.images import Images
 from classgrad.data.table import Dataset
 from classgrad.errors import UserError
@@ -52,7 +52,7 @@ def find(root: Path, data: Dataset, split: str) -> list[Path]:
     most = data.split(split).count
     if len(paths) > most:
         what = f"{len(paths):,} files where {data.title} has {most:,}"
-        raise UserError(f"{folder}: {what}; move it away and {data.remedy()}")
+        raise unusable(data, folder, f"{what}; move it away")
     if not paths:
         raise missing(data, folder / data.class_names[0] / "*.png")
     return paths
