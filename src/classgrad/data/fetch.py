@@ -26,9 +26,9 @@ TIMEOUT = 30
 def fetch(which: str | Dataset, root: str | Path, *, progress: bool | None = None) -> Report:
     """Download what is missing of a dataset, and return the report on the files then there.
 
-    Files are collected in the folder .downloads under `root`; what a cut leaves there is checked
-    and used again. `progress` shows bars on standard error; by default, if that is a terminal.
-    Nothing that is already in place is overwritten.
+    Files are collected in the folder .downloads under `root`; what an interruption leaves there is
+    checked and used again. `progress` shows bars on standard error; by default, if that is a
+    terminal. Nothing that is already in place is overwritten.
     """
     data, root = describe(which), Path(root).expanduser()
     if not data.downloads:

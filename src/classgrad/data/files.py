@@ -3,10 +3,8 @@
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 from classgrad.data.table import Dataset
 from classgrad.errors import UserError, shown
@@ -34,9 +32,8 @@ def unusable(data: Dataset, path: Path, what: str, *, again: bool = False) -> Us
     return UserError(f"{shown(path)}: {what} and {data.remedy(again)}", hint=data.hint)
 
 
-@contextmanager
-def opened(data: Dataset, path: Path) -> Iterator[BinaryIO]:
-    """Open a regular file, if it is no larger than a file of `data` can be."""
+def read(data: Dataset, path: Path) -> bytes:
+    """Return the content of a regular file, if it is no larger than a file of `data` can be."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
@@ -44,17 +41,11 @@ def opened(data: Dataset, path: Path) -> Iterator[BinaryIO]:
         if status.st_size > data.largest:
             raise damaged(data, path, f"{status.st_size:,} bytes, more than {data.largest:,}")
         with open(path, "rb", buffering=0) as file:
-            yield file
+            return file.read()
     except FileNotFoundError:
         raise missing(data, path) from None
     except OSError as error:
         raise UserError(f"{shown(path)}: cannot be read ({error.strerror})") from None
-
-
-def read(data: Dataset, path: Path) -> bytes:
-    """Return the content of a file."""
-    with opened(data, path) as file:
-        return file.read()
 
 
 def file_matches(path: Path, checksum: str) -> bool:
