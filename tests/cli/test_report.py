@@ -195,7 +195,7 @@ def test_a_page_that_is_there_is_replaced_whole_or_not_at_all(call, runs, tmp_pa
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("classgrad.data.files.flush", fail)
+        patch.setattr("classgrad.files.sync_file", fail)
         code, _, err = call("report", "runs")
     assert code == 2
     assert "cannot be written: disk full" in err

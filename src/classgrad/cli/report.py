@@ -97,7 +97,7 @@ def draw_into(folder: Path, found: "list[Section]") -> int:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file, whole or not at all."""
-    from classgrad.data.files import write_atomic
+    from classgrad.files import write_atomic
 
     try:
         write_atomic(path, lambda part: part.write_text(text, encoding="utf-8"))

@@ -19,9 +19,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from classgrad.data.files import write_atomic
 from classgrad.data.pictures import as_pictures
 from classgrad.errors import UserError, shown
+from classgrad.files import write_atomic
 from classgrad.learner.learnt import LearntTask
 from classgrad.networks.network import Network
 from classgrad.prediction.accuracy import BATCH

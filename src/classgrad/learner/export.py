@@ -22,8 +22,8 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from classgrad import __version__
-from classgrad.data.files import write_atomic
 from classgrad.errors import UserError, shown
+from classgrad.files import write_atomic
 from classgrad.learner.learner import Learner
 from classgrad.prediction.calibration import probabilities
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.nn import functional
 
 from classgrad import seeds
@@ -20,7 +21,6 @@ from classgrad.networks.network import Network
 from classgrad.tasks import Task, batch_count, batches
 from classgrad.training.acceleration import compile_trunk, prepare
 from classgrad.training.config import Training
-from classgrad.training.loss_scale import LossScale
 from classgrad.training.schedules import Plateau
 
 
@@ -97,7 +97,8 @@ class Loop:
         kinds = ("order", "method", "dropout")
         self.chances = {kind: seeds.generator(seed, kind, self.newest) for kind in kinds}
         net.set_generator(self.chances["dropout"])
-        self.scale = LossScale() if net.precision == torch.float16 else None
+        device = next(net.parameters()).device.type
+        self.scaler = GradScaler(device) if net.precision == torch.float16 else None
         self.best: dict[str, Tensor] | None = None
         self.done = self.epoch = 0
         self.batch = 0  # of this epoch, which comes next
@@ -157,9 +158,9 @@ class Loop:
             )
         self.optimizer.zero_grad()
         with world().watched():
-            (loss * self.scale.factor if self.scale else loss).backward()
+            (self.scaler.scale(loss) if self.scaler else loss).backward()
             self.loss.finish()
-        if self.scale and not self.scale.unscale(self.parameters):
+        if self.scaler and not unscale(self.scaler, self.optimizer):
             return value
         method.adjust_gradients(net, step)
         prepare(self.optimizer)
@@ -212,7 +213,7 @@ class Loop:
             "net": self.net.state_dict(),
             "optimizer": [self.optimizer.state[parameter] for parameter in self.parameters],
             "schedule": vars(self.schedule),
-            "scale": vars(self.scale) if self.scale else None,
+            "scale": self.scaler.state_dict() if self.scaler else None,
             "chances": {**chances, "order": self.shuffle},
             "best": self.best,
             "done": self.done,
@@ -234,12 +235,36 @@ class Loop:
                 for name, value in kept.items()
             }
         vars(self.schedule).update(state["schedule"])
-        if self.scale:
-            vars(self.scale).update(state["scale"])
+        if self.scaler:
+            load_scaler(self.scaler, state["scale"])
         for kind, generator in self.chances.items():
             generator.set_state(state["chances"][kind])
         self.best, self.done = state["best"], state["done"]
         self.epoch, self.batch = state["epoch"], state["batch"]
+
+
+def unscale(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    """Divide the gradients by the scale of the loss, and adapt it; tell whether to take the step.
+
+    It is left out where the scale made gradients infinite. With a scale of 1 it is always taken,
+    and the scale never falls below: gradients that are infinite then are so without it.
+    """
+    before = scaler.get_scale()
+    scaler.unscale_(optimizer)
+    scaler.update()
+    if scaler.get_scale() < 1:
+        scaler.update(1.0)
+    return before == 1 or scaler.get_scale() >= before
+
+
+def load_scaler(scaler: GradScaler, state: dict[str, Any]) -> None:
+    """Take up the scale of the loss; older states call it `factor`, and the steps since `good`."""
+    old = "factor" in state
+    scale, steps = state["factor" if old else "scale"], state["good" if old else "_growth_tracker"]
+    if not 1 <= scale < math.inf or not steps >= 0:
+        raise ValueError(f"a scale of {scale} after {steps} steps")
+    found = {"scale": float(scale), "_growth_tracker": int(steps)}
+    scaler.load_state_dict({**scaler.state_dict(), **found})
 
 
 def refuse_bad_values(step: Step) -> None:

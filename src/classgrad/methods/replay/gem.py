@@ -19,6 +19,7 @@ as in the paper); kept samples are drawn at random with classes in balance, not 
 
 from typing import ClassVar
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -27,7 +28,6 @@ from classgrad.errors import UserError
 from classgrad.methods.base import Step
 from classgrad.methods.flat import gather, products, write
 from classgrad.methods.replay.base import Episodic, moved
-from classgrad.methods.replay.quadratic import minimise_above
 from classgrad.networks.network import Network
 
 
@@ -80,3 +80,28 @@ def closest_within(gradient: Tensor, rows: Tensor, margin: float, ridge: float) 
     square.diagonal().add_(ridge)
     v = minimise_above(square, along, margin)
     return gradient + v.to(gradient) @ rows
+
+
+def minimise_above(q: Tensor, c: Tensor, lower: float = 0.0) -> Tensor:
+    """Return the v >= lower with the least ½ vᵀ Q v + cᵀ v; Q (n x n) is positive definite.
+
+    With u = v - lower, that is the non-negative least squares problem min ‖A u - b‖ for any A and b
+    with Aᵀ A = Q and Aᵀ b = -(c + Q lower), here by the eigenvectors of Q. Q is brought to a unit
+    diagonal first: gradients of tasks differ by orders of magnitude, and the eigenvectors of the
+    small ones would otherwise be rounding. Directions in which Q is zero up to rounding are free of
+    cost and left out.
+
+    >>> q = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    >>> minimise_above(q, torch.tensor([-3.0, 1.0]), 0.0).round(decimals=9).tolist()
+    [1.5, 0.0]
+    """
+    from scipy.optimize import nnls
+
+    q, c = q.double(), c.double()
+    unit = q.diagonal().rsqrt()
+    values, vectors = torch.linalg.eigh(q * unit * unit[:, None])
+    held = values > len(c) * torch.finfo(q.dtype).eps * values[-1]
+    roots, vectors = values[held].sqrt(), vectors[:, held]
+    a, b = roots[:, None] * vectors.T, -(vectors.T @ (unit * (c + lower * q.sum(1)))) / roots
+    u, _ = nnls(a.numpy(), b.numpy(), maxiter=100 * len(c))
+    return torch.from_numpy(np.asarray(u)) * unit + lower

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from classgrad.data.files import write_atomic
+from classgrad.files import write_atomic
 from classgrad.report.bar import Move
 from classgrad.report.page.contents import figures
 from classgrad.report.page.drawing import STYLES, short
