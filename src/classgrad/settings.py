@@ -72,9 +72,13 @@ class Settings(BaseModel):
             current |= cls.removed[name](value) if name in cls.removed else {name: value}
         return {cls.field_of(name): value for name, value in current.items()}
 
+    def given(self) -> dict[str, Any]:
+        """Return the values that were given, not left to their defaults."""
+        return self.model_dump(exclude_unset=True)
+
     def replace(self, **values: Any) -> Self:
         """Return a copy with some values changed, validated like a new one."""
-        return type(self)(**{**self.model_dump(), **self.by_name(values)})
+        return type(self)(**{**self.given(), **self.by_name(values)})
 
     @classmethod
     def _one_line(cls, error: ValidationError, given: dict[str, Any]) -> str:

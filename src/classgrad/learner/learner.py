@@ -28,7 +28,7 @@ from classgrad.learner.learnt import LearntTask
 from classgrad.methods import METHODS
 from classgrad.methods.base import Method
 from classgrad.methods.projection.cgp import CGP
-from classgrad.networks.adapted import adapted, width_of
+from classgrad.networks.adapted import adapted
 from classgrad.networks.network import Network
 from classgrad.prediction.accuracy import ClassPrototypes, inputs
 from classgrad.prediction.calibration import KINDS, Prediction, calibrated, predictions
@@ -254,9 +254,9 @@ class Learner:
                 )
             else:
                 assert self.trunk is not None
-                trunk = copy.deepcopy(self.trunk)  # the first stays as it was given
-                width = self.embedding or width_of(trunk, self.input_shape)
-                net = Network(trunk, width, seed=self.seed)
+                net = networks.build_own(
+                    self.trunk, self.input_shape, self.seed, embedding=self.embedding
+                )
             net.to(self.device)
             self.session = Session(net, self.method, self.training, seed=self.seed, classes=classes)
             precision = PRECISIONS[self.precision] if self.precision else None

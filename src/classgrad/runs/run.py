@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from classgrad import benchmarks, devices, networks
 from classgrad.checkpoints import CheckpointManager, Lock
@@ -39,6 +40,7 @@ from classgrad.runs.record import (
 from classgrad.runs.spec import Plan, identity, make_plan
 from classgrad.tasks import Task, TaskStream
 from classgrad.training import metrics
+from classgrad.training.config import Training
 from classgrad.training.loop import LossNotFinite, Observer, Progress
 from classgrad.training.session import Session
 
@@ -52,7 +54,8 @@ def run(
     benchmark: str | TaskStream = "permuted-digits",
     method: str | Method = "cgp",
     *,
-    network: str | None = None,
+    network: str | nn.Module | Callable[[], nn.Module] | None = None,
+    training: Training | None = None,
     recipe: str = "fast",
     seed: int = 1,
     values: Mapping[str, Any] | None = None,
@@ -64,12 +67,22 @@ def run(
     """Learn a stream of tasks with a method and return the record.
 
     Names are looked up in the tables, and their settings come from the recipe and from `values`.
-    A stream or a method that you made yourself is used as it is. With `out` the record and the
+    Of a method or `training` given as an object, the recipe fills in what it leaves to its
+    defaults. A network of your own is a trunk from inputs to (n, embedding), or a function that
+    makes one; it is copied. With `out` the record and the
     state are also written to a folder of their own below it; the same call again resumes a run
     that was cut short, and returns the record of one that was finished. `device` is where to
     compute; a run can be resumed on any.
     """
-    plan = make_plan(benchmark, method, network=network, recipe=recipe, seed=seed, values=values)
+    plan = make_plan(
+        benchmark,
+        method,
+        network=network,
+        training=training,
+        recipe=recipe,
+        seed=seed,
+        values=values,
+    )
     stream = benchmark if isinstance(benchmark, TaskStream) else load_stream(plan, data_dir)
     if out is None:
         return Run(plan, stream, device=device).execute(observer)
@@ -158,7 +171,11 @@ class Run:
             same = {"the settings": plan.as_dict(), "the data": self.fingerprint}
             world().refuse_differences({**versions_that_count(), **same})
         options = plan.network_options.model_dump()
-        net = networks.build(plan.network, self.stream.input_shape, plan.seed, **options)
+        shape = self.stream.input_shape
+        if plan.trunk is not None:
+            net = networks.build_own(plan.trunk, shape, plan.seed, **options)
+        else:
+            net = networks.build(plan.network, shape, plan.seed, **options)
         self.trunk_size = sum(p.numel() for p in net.trunk.parameters())
         self.embedding = net.embedding
         self.session = Session(
@@ -410,6 +427,7 @@ class Run:
         """Bring a run that has not begun to a state that was saved, with the settings it has."""
         self._refuse_others(state["plan"], state["data"])
         saved = Plan.from_dict(state["plan"], type(self.plan.method))
+        saved = replace(saved, trunk=self.plan.trunk)
         if saved.as_dict() != self.plan.as_dict():
             self._begin(saved)
         session = self.session
