@@ -8,7 +8,13 @@ from classgrad.errors import UserError
 
 HINTS = {
     "fetch": "classgrad data fetch {}",
+    "force": "--force",
+    "fresh": "--fresh starts again",
+    "model": "--model",
+    "network": "--network mlp",
+    "other_run": "--out names another folder, --fresh starts again",
     "skip_bad": "--skip-bad",
+    "tensorboard": "--tensorboard",
 }
 
 

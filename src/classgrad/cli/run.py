@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from classgrad.cli.hints import worded
 from classgrad.cli.show import show_records
 from classgrad.cli.words import (
     DataDir,
@@ -82,8 +83,6 @@ def run(
 
     A run that was cut short goes on where it was when the command is repeated.
     """
-    from functools import partial
-
     from rich.console import Console
 
     from classgrad.checkpoints import CheckpointManager
@@ -114,7 +113,10 @@ def run(
         raise UserError(f"nothing in '{out}' to go on with: leave out --resume")
     # Brackets in names are no markup.
     console = Console(stderr=as_json, markup=False, quiet=not first)
-    tell = partial(console.print, soft_wrap=True)
+
+    def tell(line: str, hint: str | None = None) -> None:
+        console.print(worded(line, hint), soft_wrap=True)
+
     records: list[RunRecord] = []
 
     def runs(stream: "TaskStream", number: int) -> "Iterator[Run]":

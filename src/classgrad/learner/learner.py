@@ -408,9 +408,7 @@ class Learner:
         state = loaded.state
         with understood(f"what is kept in '{folder}'"):
             if state["network"] is None and trunk is None:
-                raise UserError(
-                    "this learner has a trunk of your own: give it again, with trunk= or --model"
-                )
+                raise UserError("this learner has a trunk of your own: give it again", hint="model")
             version = defaults.check(state.get("defaults", 1))
             options = {**defaults.of(KIND, version), **state}
             learner = cls(
@@ -507,7 +505,8 @@ class Learner:
         if other:
             raise UserError(
                 f"task '{saved.get('task')}' was cut short with another {other[0]}: give the same "
-                "again, or --fresh to start the task again"
+                "again, or start the task afresh",
+                hint="fresh",
             )
 
     def _known_by(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -614,11 +613,7 @@ def restored_network(state: Mapping[str, Any], version: int) -> dict[str, Any]:
     if name is None or name not in networks.NETWORKS:
         return dict(options)
     kind = networks.NETWORKS[name].Options
-    restored = defaults.restored(f"network {name}", kind, options, version)
-    usual = kind().model_dump()
-    given = kind.brought_up_to_date(options)
-    return {
-        option: value
-        for option, value in restored.model_dump().items()
-        if option in given or value != usual[option]
-    }
+    restored = defaults.restored(f"network {name}", kind, options, version).model_dump()
+    usual, given = kind().model_dump(), kind.brought_up_to_date(options)
+    older = {option: value for option, value in restored.items() if value != usual[option]}
+    return {**given, **{option: value for option, value in older.items() if option not in given}}

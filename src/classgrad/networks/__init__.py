@@ -88,7 +88,8 @@ def build(name: str, input_shape: tuple[int, ...], seed: int = 1, **values: Any)
         shape = " x ".join(str(edge) for edge in input_shape)
         raise UserError(
             f"network '{name}' needs images (channels x height x width) of at least "
-            f"{kind.smallest} x {kind.smallest}; these inputs are {shape}: choose --network mlp"
+            f"{kind.smallest} x {kind.smallest}; these inputs are {shape}: choose network mlp",
+            hint="network",
         )
     with global_chance_kept():
         trunk = kind(input_shape, chosen)

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,13 @@ ONE_FOLDER = "give a folder for results that all of them see"
 PATIENCE = 60.0  # seconds for a file of one process to be seen by others
 # What accuracies go by in saved states.
 SAVED_SCORES = {"given": "task_known", "confident": "by_confidence", "nearest": "by_prototype"}
+
+
+class Tell(Protocol):
+    """Says something to the user."""
+
+    def __call__(self, line: str, hint: str | None = None) -> None:
+        """Say a line; a hint is for the command line, as in `UserError`."""
 
 
 def run(
@@ -216,14 +223,14 @@ class Run:
         self,
         observer: Observer | None = None,
         *,
-        tell: Callable[[str], None] = lambda line: None,
+        tell: Tell = lambda line, hint=None: None,
         locked: bool = False,
     ) -> RunRecord:
         """Learn what is not learnt yet, and save the state in the folder; return the record.
 
         The record of a finished run is returned as it is. `tell` gets a line for whatever a user
-        should know. `locked` says that another process, which waits for this one, has locked the
-        folder.
+        should know, and perhaps a hint, as errors have them. `locked` says that another process,
+        which waits for this one, has locked the folder.
         """
         assert self.folder is not None
         assert self.checkpoints is not None
@@ -232,7 +239,7 @@ class Run:
             seen = {f"whether '{self.folder}' holds a record": bool(finished)}
             world().refuse_differences(seen, ONE_FOLDER)
             if finished:
-                tell(f"{self.method.name}: finished before; --fresh learns it again")
+                tell(f"{self.method.name}: finished before", "fresh")
                 self.checkpoints.clear()  # killed right at its end, it could not do so itself
                 return finished
             loaded = self.checkpoints.load()
@@ -446,7 +453,7 @@ class Run:
         self.record.schema_version = SCHEMA_VERSION
         session.clock.seconds = self.record.seconds.model_dump()
 
-    def _finished_record(self, tell: Callable[[str], None]) -> RunRecord | None:
+    def _finished_record(self, tell: Tell) -> RunRecord | None:
         """Return the record in the folder, if it is complete."""
         assert self.folder is not None
         if not (self.folder / FILE_NAME).exists():
@@ -466,9 +473,11 @@ class Run:
         differences = []
         if not self.plan.describes(values):
             other = identity(values, type(self.plan.method))
+            names = [name for name, _, _ in differing(other, self.plan.identity())]
             differences = [
                 f"{name} {there} there, {here} here"
-                for name, there, here in differing(other, self.plan.identity())
+                for name, there, here in differing(values, self.plan.as_dict())
+                if name in names
             ]
         if data and data != self.fingerprint:
             differences.append(f"data {data} there, {self.fingerprint} here")
@@ -476,7 +485,8 @@ class Run:
             more = f" and {len(differences) - 4} more" if len(differences) > 4 else ""
             raise UserError(
                 f"'{self.folder}' holds another run: {shown(', '.join(differences[:4]))}{more}; "
-                "give another folder with --out, or --fresh to start again"
+                "give another folder, or start afresh",
+                hint="other_run",
             )
 
     def save_record(self) -> None:
