@@ -81,7 +81,7 @@ def test_what_cannot_be_trained_together_is_refused_by_name(several, size):
         "settings": "differ in the settings",
         "words": "differ in --fresh: start all of them with the same",
         "one input": "saw an input that is not a finite number",
-        "sight": "differ in whether they see 'runs': give a folder for results that all of them see",
+        "sight": "differ in whether they see 'runs': give a folder for results that all",
         "versions": "differ in the version of torch",
         "data": "differ in the data",
     }
