@@ -7,7 +7,7 @@ import pytest
 
 from classgrad.report.page import page
 from classgrad.report.page.summary import sections
-from classgrad.report.page.tables import cells_of, columns, comma_separated, markdown
+from classgrad.report.page.tables import markdown
 from pages import parsed, record
 
 
@@ -96,23 +96,6 @@ def test_markdown_can_be_printed(call, runs):
     assert code == 0
     assert out == markdown(sections(runs))
     assert err.split() == ["page", "report.html"]
-
-
-def test_names_cannot_break_out_of_a_markdown_or_csv_table():
-    odd = record("a|b\n| c", benchmark="x,\ny")
-    text = markdown(sections([odd, record("gpm")]))
-    assert "| a\\|b \\| c |" in text
-    (line,) = csv.DictReader(io.StringIO(comma_separated(sections([odd]))))
-    assert (line["benchmark"], line["method"]) == ("x,\ny", "a|b\n| c")
-
-
-def test_every_column_has_a_cell():
-    grown = record("pgn", capacity=250.0)
-    for records in ([record()], [record(), record("gpm")], [record(), grown]):
-        (section,) = sections(records)
-        for row in section.rows:
-            assert len(cells_of(section, row, columns(section))) == len(columns(section)) - 1
-    assert columns(section)[-1] == "capacity"
 
 
 def test_pictures_are_drawn_of_every_figure_with_its_names_and_values(call, runs, tmp_path):

@@ -8,7 +8,7 @@ from rich.table import Table
 from classgrad.experiments.compare import Figure, Row
 from classgrad.experiments.jobs import Job, State
 from classgrad.experiments.spec import Experiment
-from classgrad.report.terminal import number
+from classgrad.report.text import duration, number
 
 
 def plan_table(jobs: Sequence[Job], states: Sequence[State], seconds: Sequence[float]) -> Table:
@@ -74,20 +74,3 @@ def measured(figure: Figure, signed: bool = False) -> str:
 def plain_table(title: str | None = None) -> Table:
     """Return a table without much around it."""
     return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-
-
-def duration(seconds: float) -> str:
-    """Return a time in the units that matter.
-
-    >>> duration(7.4), duration(95), duration(3 * 3600 + 600), duration(90_000)
-    ('7 s', '2 min', '3 h 10 min', '1 d 1 h')
-    """
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    if minutes < 24 * 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    hours = round(minutes / 60)
-    return f"{hours // 24} d {hours % 24} h"

@@ -9,9 +9,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from classgrad.cli.experiment_tables import duration, plain_table
+from classgrad.cli.experiment_tables import plain_table
 from classgrad.experiments.executors.status import Show, Status
-from classgrad.report.terminal import number
+from classgrad.report.text import duration, number
 
 LABEL_WIDTH = 30
 AROUND = 6  # lines of the screen that are not rows of the table

@@ -226,10 +226,11 @@ def carry_out(
     dry_run: bool,
 ) -> "Sequence[Status]":
     """Show what there is to do, and do it; return how each job ended that was not done before."""
-    from classgrad.cli.experiment_tables import duration, plan_table
+    from classgrad.cli.experiment_tables import plan_table
     from classgrad.cli.live import showing
     from classgrad.experiments.checks import Streams
     from classgrad.experiments.estimate import Estimate, finished_records, in_all
+    from classgrad.report.text import duration
 
     if ray is not None:
         from classgrad.experiments.executors.ray_cluster import refuse_relative

@@ -57,10 +57,10 @@ def show(
     """Show the record of a run, or compare several."""
     from rich.console import Console
 
-    from classgrad.report.found import runs_among
+    from classgrad.report.records import without_outputs
     from classgrad.runs.record import RunRecord
 
-    records = [RunRecord.load(path) for path in runs_among(map(Path, runs))]
+    records = [RunRecord.load(path) for path in without_outputs(map(Path, runs))]
     if not records:
         raise UserError("only pictures, pages or tables are named: give folders of runs")
     if as_json:
@@ -76,7 +76,7 @@ def show(
 
 
 def show_records(console: "Console", records: "list[RunRecord]") -> None:
-    """Print a comparison; for one run also its accuracy matrix and the room left."""
+    """Print a comparison; for one run also its accuracy matrix and the ranks of its layers."""
     from classgrad.report import terminal as report
 
     several = len(report.summaries(records)) < len(records)
@@ -84,6 +84,6 @@ def show_records(console: "Console", records: "list[RunRecord]") -> None:
     if len(records) == 1:
         console.print(report.matrix_table(records[0]))
         if records[0].layers:
-            console.print(report.room_table(records[0]))
+            console.print(report.rank_table(records[0]))
     if any(not record.complete for record in records):
         console.print("Some runs did not end: their figures are of the tasks learnt so far.")
