@@ -75,10 +75,10 @@ def report(
         print(texts.pop(Path("-")), end="")
     for file, text in texts.items():
         write_text(file, text)
-    told = sys.stderr if printed else sys.stdout
+    stream = sys.stderr if printed else sys.stdout
     if pictures:
-        print(f"pictures  {pictures}: {draw_into(pictures, compared)} files", file=told)
-    print(f"page      {out}", file=told)
+        print(f"pictures  {pictures}: {draw_into(pictures, compared)} files", file=stream)
+    print(f"page      {out}", file=stream)
 
 
 def published_lines() -> "list[PublishedLine]":

@@ -34,11 +34,11 @@ def list_tables(
 
     from classgrad.cli import tables
 
-    found = tables.everything() if name is None else {name: tables.settings_of(name)}
+    listed = tables.everything() if name is None else {name: tables.settings_of(name)}
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(listed, indent=1))
         return
-    for title, entries in found.items():
+    for title, entries in listed.items():
         table = Table("name", "what it is", title=title, title_justify="left")
         for entry, summary in entries.items():
             table.add_row(entry, summary)
@@ -64,8 +64,8 @@ def show(
     if not records:
         raise UserError("only pictures, pages or tables are named: give folders of runs")
     if as_json:
-        found = [json.loads(record.to_json()) for record in records]
-        print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
+        plain = [json.loads(record.to_json()) for record in records]
+        print(json.dumps(plain[0] if len(plain) == 1 else plain, indent=1))
         return
     if as_markdown:
         from classgrad.report.terminal import markdown

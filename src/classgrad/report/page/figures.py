@@ -34,9 +34,9 @@ Losses = Mapping[tuple[str, str], MeanStd]  # by task and class
 
 def figures(section: Section) -> list[Figure]:
     """Return what there is to draw, in the order of the page."""
-    found = [curve(section), matrices(section), forgetting(section), free_rank(section)]
-    found += [merged_classes(row) for row in section.rows]
-    return [*(figure for figure in found if figure), cost(section)]
+    optional = [curve(section), matrices(section), forgetting(section), free_rank(section)]
+    optional += [merged_classes(row) for row in section.rows]
+    return [*(figure for figure in optional if figure), cost(section)]
 
 
 def curve(section: Section) -> Lines | None:

@@ -47,7 +47,7 @@ LOOK: dict[Any, Any] = {
 def draw(sections: Sequence[Section], folder: Path, tell: Move | None = None) -> list[Path]:
     """Draw every figure of every section into a folder; return the files.
 
-    `tell` is told the share that is done, and what is drawn next.
+    `tell` gets the share that is done, and what is drawn next.
     """
     folder.mkdir(exist_ok=True)
     named = [
@@ -126,7 +126,7 @@ def _canvas(figure: Figure) -> "Canvas":
     if isinstance(figure, Heat):
         for line in axes:
             line[0].set_ylabel("after learning task", fontsize=8)
-        bar = canvas.colorbar(axes.flat[0].images[0], ax=axes, shrink=0.8)
+        bar = canvas.colorbar(axes.flat[0].images[0], ax=axes, shrink=0.8, aspect=20 * lines)
         bar.set_label("accuracy, %", fontsize=8)
         bar.ax.tick_params(labelsize=8)
     if figure.title:
