@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from classgrad.experiments import spec as experiments
 from classgrad.report.page import page
 from classgrad.report.page.summary import sections
 from classgrad.report.page.tables import markdown
@@ -70,6 +71,15 @@ def test_title_and_reference_are_those_given(call, runs, tmp_path):
     assert code == 0
     assert text == page(runs, title="Mine & yours", against="gpm")
     assert parsed(text).one("h1").text == "Mine & yours"
+
+
+def test_the_papers_figures_are_beside_the_runs_that_repeat_them(call, tmp_path):
+    plan = experiments.load("cifar100").plans("fast", [1])["CGP"][0].as_dict()
+    record(accuracies=((74.0,),)).model_copy(update=plan).save(tmp_path)
+    assert call("report", ".", "--csv", "t.csv")[0] == 0
+    assert "paper ACC" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    (line,) = csv.DictReader(io.StringIO((tmp_path / "t.csv").read_text(encoding="utf-8")))
+    assert (line["paper_acc"], line["paper_acc_repeated"]) == ("74.26", "True")
 
 
 def test_markdown_and_csv_agree_with_the_page(call, runs, tmp_path):

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from classgrad.experiments import spec as experiments
 from classgrad.report import server
+from pages import record
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "results" / "permuted-digits"
@@ -42,6 +44,20 @@ def test_the_command_opens_the_page_and_ends_like_others(call, monkeypatch):
     assert seen[0].startswith("http://127.0.0.1:")
     assert call("watch", "runs", "--port", "0")[0] == 130
     assert len(seen) == 1
+
+
+def test_the_papers_figures_are_on_the_page(call, tmp_path, monkeypatch):
+    plan = experiments.load("cifar100").plans("fast", [1])["CGP"][0].as_dict()
+    record(accuracies=((74.0,),)).model_copy(update=plan).save(tmp_path)
+    pages = []
+
+    def look(one):
+        pages.append(one.watched.page())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server.Server, "serve_forever", look)
+    assert call("watch", ".", "--port", "0")[0] == 130
+    assert "paper ACC" in pages[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from classgrad.checkpoints import Keeper
 from classgrad.checkpoints.errors import understood
 from classgrad.checkpoints.keeper import FOLDER
@@ -14,6 +12,7 @@ from classgrad.learner import state
 from classgrad.learner.forecast import LayerForecast, forecast_all
 from classgrad.learner.learner import LEARNING
 from classgrad.learner.learnt import LearntTask
+from classgrad.methods.base import nbytes
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,3 @@ def read(folder: Path) -> Info:
             },
             warnings=loaded.warnings,
         )
-
-
-def nbytes(value: Any) -> int:
-    """Return the bytes of all tensors in nested dicts and lists."""
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        return sum(map(nbytes, value.values()))
-    return sum(map(nbytes, value)) if isinstance(value, list | tuple) else 0

@@ -29,10 +29,10 @@ def size(count: int) -> str:
 def duration(seconds: float) -> str:
     """Return a time in a readable unit.
 
-    >>> duration(0.25), duration(42), duration(2063), duration(9000)
-    ('0.2 s', '42.0 s', '34.4 min', '2.5 h')
+    >>> duration(0.25), duration(42), duration(2063), duration(9000), duration(130_000)
+    ('0.2 s', '42.0 s', '34.4 min', '2.5 h', '1.5 d')
     """
-    for unit, length in (("h", 3600), ("min", 60)):
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.1f} s"
