@@ -87,7 +87,7 @@ def run(
 
     from classgrad.checkpoints import CheckpointManager
     from classgrad.distributed import join, leave, world
-    from classgrad.report.terminal import draw_matrices
+    from classgrad.report.page.pictures import draw_matrices
     from classgrad.runs.events import refuse_missing
     from classgrad.runs.run import (
         Run,

@@ -166,7 +166,7 @@ class Method(Settings):
 
     def memory_bytes(self) -> int:
         """Return the bytes of what is kept between tasks, beside the network."""
-        return sum(_nbytes(value) for value in self.state_dict().values())
+        return sum(nbytes(value) for value in self.state_dict().values())
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is kept between tasks: tensors, numbers, strings, lists and dicts of them."""
@@ -188,11 +188,12 @@ class Method(Settings):
                 self.restore(state, net)
 
 
-def _nbytes(value: Any) -> int:
+def nbytes(value: Any) -> int:
+    """Return the bytes of all tensors in nested dicts, lists and tuples."""
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, dict):
-        return sum(_nbytes(part) for part in value.values())
+        return sum(nbytes(part) for part in value.values())
     if isinstance(value, list | tuple):
-        return sum(_nbytes(part) for part in value)
+        return sum(nbytes(part) for part in value)
     return 0
