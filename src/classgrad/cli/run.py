@@ -93,7 +93,7 @@ def run(
     from classgrad.runs.run import Run, load_stream, run_folder
     from classgrad.runs.state import forget, go_on, something_kept
 
-    first = join(graphics=device.startswith("cuda")).first
+    first = join(gpu=device.startswith("cuda")).is_main_process
     if tensorboard:
         refuse_missing()
     values = {**parse_settings(settings or []), **({"compile": True} if compiled else {})}

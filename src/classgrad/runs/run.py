@@ -128,7 +128,7 @@ class Run:
         self.observer = observer
         self.record.data = self.fingerprint
         self.record.device, self.record.processes = str(self.device), world().size
-        if self.tensorboard and world().first:
+        if self.tensorboard and world().is_main_process:
             assert self.folder is not None
             self.events = Events(self.folder, self.steps)
         try:
@@ -175,7 +175,7 @@ class Run:
             self.method.begin_task(self.net, task)
         with self.clock("train"):
             self.method.fit_task(self.net, task, self.fits(self.method.rounds(task)))
-            world().level(p.data for p in self.net.parameters())
+            world().broadcast_(p.data for p in self.net.parameters())
         with self.clock("memory"):
             self.method.end_task(self.net, task, seeds.generator(seed, "samples", number))
         self.method.close()
@@ -288,7 +288,7 @@ class Run:
     def save(self) -> None:
         """Write the record, if there is a place for it."""
         if self.folder is not None:
-            world().by_first(partial(run_state.write, self.record, self.folder))
+            world().on_main_process(partial(run_state.write, self.record, self.folder))
 
     @contextmanager
     def clock(self, phase: str) -> Iterator[None]:

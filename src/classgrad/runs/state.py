@@ -65,7 +65,7 @@ def go_on(
 def locking(folder: Path) -> Iterator[None]:
     """Keep other runs away from a folder while the block runs; the first process does it."""
     lock = Lock(folder)
-    world().by_first(lock.__enter__)
+    world().on_main_process(lock.__enter__)
     try:
         if world().size > 1:
             sight = {f"whether they see '{folder}'": seen(lock.path)}
@@ -156,7 +156,7 @@ def forget(folders: Iterable[Path]) -> None:
         for folder in folders:
             all_locks.enter_context(locking(folder))
         for folder in folders:
-            world().by_first(partial(_unlink, folder / FILE_NAME))
+            world().on_main_process(partial(_unlink, folder / FILE_NAME))
             Keeper(folder).clear()
 
 

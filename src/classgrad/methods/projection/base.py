@@ -13,7 +13,6 @@ from classgrad.core.collect import Batches, Collected, Forward, collect
 from classgrad.core.layers import by_layer
 from classgrad.core.projector import Projector
 from classgrad.core.subspace import Subspace
-from classgrad.distributed import world
 from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.networks.network import Network
 from classgrad.tasks import Task, batches
@@ -118,12 +117,16 @@ class Projected(Method, ABC):
 
         def shuffled() -> Batches:
             generator.set_state(state)
-            for index in world().own(batches(len(task.train), COLLECT_BATCH, generator)):
+            for index in self.processes.take_turns(
+                batches(len(task.train), COLLECT_BATCH, generator)
+            ):
                 images = task.train.unit_images(index, dtype)
                 yield task.transform(images), task.train.labels[index]
 
         self.learn(net, lambda x: net(x, task.id), shuffled, range(task.classes))
-        self.level(net)  # of several processes only the first has seen what there is to add
+        self.broadcast_state(
+            net
+        )  # of several processes only the main one has seen what there is to add
 
     def learn(
         self,

@@ -41,7 +41,6 @@ from torch import Tensor, nn
 from classgrad.core.layers import Source, by_layer, tap
 from classgrad.core.projector import Projector
 from classgrad.core.updates import follow_gradients
-from classgrad.distributed import world
 from classgrad.errors import UserError
 from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.methods.projection.base import COLLECT_BATCH
@@ -148,13 +147,14 @@ class OWM(Method):
             dtype = next(net.parameters()).dtype
             order = list(batches(len(task.train), COLLECT_BATCH, generator))
             for number, index in enumerate(order, start=1):
-                with world().cutting(len(index)) as part:
+                with self.sharded(net, len(index)) as shard:
+                    images = task.train.unit_images(index[shard.part], dtype)
                     with tap(self.projector.sites.values()) as seen:
-                        net(task.transform(task.train.unit_images(index[part], dtype)), task.id)
+                        net(task.transform(images), task.id)
                     self._learn(seen, number / len(order), self.mean_of)
         self._frozen = self.projector.beside_weights(net.protected().modules())
         self.projector.guard(self._sides, self._frozen)
-        self.level(net)
+        self.broadcast_state(net)
 
     def _learn(self, seen: dict[Source, list[Tensor]], share: float, mean_of: int) -> None:
         """Update P of every layer that ran; `share` is λ."""
