@@ -101,7 +101,9 @@ def test_a_process_that_rounds_otherwise_has_what_the_first_has_after_a_task(sev
 @pytest.mark.parametrize("size", SIZES)
 def test_a_step_sends_its_gradients_and_the_loss(several, size):
     sent = said(several, size)["traffic"]
-    assert sent["training"] == sent["steps"] * (sent["gradients"] + 8)
+    assert sent["training sums"] == sent["steps"] * (sent["gradients"] + 8)
+    assert sent["training handed"] == sent["gradients"]  # the parameters, before the first step
+    assert "training counts" not in sent
 
 
 @pytest.mark.parametrize("size", SIZES)

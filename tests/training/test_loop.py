@@ -214,7 +214,7 @@ def test_statistics_of_layers_that_are_not_in_training_stay():
     first, second = (layer for layer in net.modules() if hasattr(layer, "mean_0"))
     first.eval()
     x = torch.randn(40, 1, 4, 4, generator=torch.Generator().manual_seed(1))
-    net.settle(0, [x[:30], x[30:]])
+    net.recalibrate(0, [x[:30], x[30:]])
     assert first.mean_0.eq(0).all()
     assert first.variance_0.eq(1).all()
     assert second.mean_0.ne(0).any()

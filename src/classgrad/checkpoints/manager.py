@@ -20,7 +20,7 @@ WORTH_SAVING = 30.0  # seconds of training that the base update after it should 
 class CheckpointManager:
     """The checkpoints of a run; saves after so many minutes or steps, whichever comes first.
 
-    Several processes save and stop after the same step, which they agree on; the first one writes.
+    Several processes save and stop after the same step, which they agree on; the main one writes.
     """
 
     def __init__(self, folder: Path, *, minutes: float = MINUTES, steps: int | None = None) -> None:
@@ -77,12 +77,12 @@ class CheckpointManager:
     def save(self, state: dict[str, Any]) -> None:
         """Save a state; then stop, if that was asked for."""
         with self.patience():
-            world().by_first(lambda: self.store.save(state))
+            world().on_main_process(lambda: self.store.save(state))
         self._saved, self._taken = time.monotonic(), 0
 
     def clear(self) -> None:
         """Remove all checkpoints."""
-        world().by_first(self.store.clear)
+        world().on_main_process(self.store.clear)
 
     def listening(self) -> AbstractContextManager[None]:
         """Turn Ctrl-C and a request to end into `Stopped` while the block runs."""

@@ -70,8 +70,8 @@ def fail(message: str, code: int = 2) -> NoReturn:
 
     if "--fresh" in sys.argv:
         message = message.replace("same command goes on", "same command without --fresh goes on")
-    if world().voice.speaks():
+    if world().speaker.speaks():
         print(f"classgrad: {' '.join(message.split())}", file=sys.stderr, flush=True)
-    world().voice.spoken()
+    world().speaker.spoken()
     leave()  # threads that carry messages could abort the process at its end
     sys.exit(code)

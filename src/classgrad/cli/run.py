@@ -98,7 +98,7 @@ def run(
         run_folder,
     )
 
-    first = join(graphics=device.startswith("cuda")).first
+    first = join(gpu=device.startswith("cuda")).is_main_process
     if tensorboard:
         refuse_missing()
     values = {**parse_settings(settings or []), **({"compile": True} if compiled else {})}

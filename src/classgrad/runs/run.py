@@ -260,7 +260,7 @@ class Run:
         self.observer = observer
         self.record.data = self.fingerprint
         self.record.device, self.record.processes = str(self.device), world().size
-        if self.tensorboard and world().first:
+        if self.tensorboard and world().is_main_process:
             assert self.folder is not None
             self.events = Events(self.folder, self.steps)
         try:
@@ -493,7 +493,7 @@ class Run:
         """Write the record, if there is a place for it."""
         self.record.seconds = Seconds(**self.session.clock.so_far())
         if self.folder is not None:
-            world().by_first(partial(write, self.record, self.folder))
+            world().on_main_process(partial(write, self.record, self.folder))
 
 
 def differing(
@@ -530,7 +530,7 @@ def forget(folders: Iterable[Path]) -> None:
         for folder in folders:
             all_locks.enter_context(locking(folder))
         for folder in folders:
-            world().by_first(partial(_unlink, folder / FILE_NAME))
+            world().on_main_process(partial(_unlink, folder / FILE_NAME))
             CheckpointManager(folder).clear()
 
 
@@ -545,7 +545,7 @@ def _unlink(path: Path) -> None:
 def locking(folder: Path) -> Iterator[None]:
     """Keep other runs away from a folder while the block runs; the main process does it."""
     lock = Lock(folder)
-    world().by_first(lock.__enter__)
+    world().on_main_process(lock.__enter__)
     try:
         if world().size > 1:
             sight = {f"whether they see '{folder}'": seen(lock.path)}

@@ -14,10 +14,10 @@ from classgrad import seeds
 from classgrad.checkpoints import CheckpointManager
 from classgrad.checkpoints.errors import understood
 from classgrad.distributed import world
-from classgrad.distributed.gradients import Averaged
 from classgrad.errors import UserError
 from classgrad.methods.base import Method, Step
 from classgrad.networks.network import Network
+from classgrad.networks.shard import Shard
 from classgrad.tasks import Task, batch_count, batches
 from classgrad.training.acceleration import compile_trunk, prepare
 from classgrad.training.config import Training
@@ -37,7 +37,7 @@ class Progress:
 
 
 # Large, as each layer sees values that were normalised by the batch.
-SETTLE_BATCH = 256
+RECALIBRATION_BATCH = 256
 
 Observer = Callable[[Progress], None]
 
@@ -83,9 +83,7 @@ class Loop:
         self.newest = tasks[-1].id
         self.parameters = [p for p in method.parameters(net, tasks) if p.requires_grad]
         self.optimizer = training.optimizer_for(self.parameters)
-        idle = method.idles(net, tasks)
-        self.loss = Averaged(self.parameters, method.loss, idle=idle)
-        world().level(net.buffers())
+        world().broadcast_([*(p.data for p in self.parameters), *net.buffers()])
         self.per_epoch = sum(batch_count(len(task.train), training.batch_size) for task in tasks)
         self.steps = training.epochs * self.per_epoch
         self.schedule = training.schedule_for(self.steps)
@@ -137,19 +135,18 @@ class Loop:
         if self.best is not None:
             self.net.load_state_dict(self.best)
         else:
-            self.settle()
+            self.recalibrate()
 
     def step(self, task: Task, index: Tensor) -> float:
         """Take one step on a batch; return its loss."""
         net, method = self.net, self.method
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.rate(self.done)
-        with world().cutting(len(index)) as part:
-            step = self.step_on(task, index, part)
+        with method.sharded(net, len(index)) as shard:
+            step = self.step_on(task, index, shard)
             refuse_bad_values(step)
-            with world().watched():
-                loss = world().weighted(self.loss(net, step))
-        value = float(world().sum(loss.detach())) / world().size
+            loss = shard.weighted(method.loss(net, step))
+        value = float(world().mean(loss.detach()))
         if not math.isfinite(value):
             rate = self.training.learning_rate
             raise LossNotFinite(
@@ -157,9 +154,8 @@ class Loop:
                 "or look for bad values in the images"
             )
         self.optimizer.zero_grad()
-        with world().watched():
-            (self.scaler.scale(loss) if self.scaler else loss).backward()
-            self.loss.finish()
+        (self.scaler.scale(loss) if self.scaler else loss).backward()
+        world().average_gradients(self.parameters)
         if self.scaler and not unscale(self.scaler, self.optimizer):
             return value
         method.adjust_gradients(net, step)
@@ -168,9 +164,9 @@ class Loop:
         method.after_step(net, step)
         return value
 
-    def step_on(self, task: Task, batch: Tensor, part: slice) -> Step:
-        """Return the step on this part of a batch."""
-        index = batch[part]
+    def step_on(self, task: Task, batch: Tensor, shard: Shard) -> Step:
+        """Return the step on this shard of a batch."""
+        index = batch[shard.part]
         images = task.train.unit_images(index, next(self.net.parameters()).dtype)
         return Step(
             task,
@@ -185,21 +181,21 @@ class Loop:
             steps=self.steps,
             batch=batch,
             fresh_optimizer=True,
+            shard=shard,
         )
 
-    def settle(self) -> None:
+    def recalibrate(self) -> None:
         """Measure the statistics that predictions will use, on all training data."""
         self.net.train()  # layers that are not in training keep theirs
         dtype = next(self.net.parameters()).dtype
         for task in self.tasks:
-            found = world().own(batches(len(task.train), SETTLE_BATCH))
-            self.net.settle(
-                task.id, (task.transform(task.train.unit_images(b, dtype)) for b in found)
-            )
+            found = world().take_turns(batches(len(task.train), RECALIBRATION_BATCH))
+            inputs = (task.transform(task.train.unit_images(b, dtype)) for b in found)
+            self.net.recalibrate(task.id, inputs, world().sum)
 
     def should_continue(self, schedule: Plateau) -> bool:
         """Judge the weights by validation data, and keep the best ones."""
-        self.settle()
+        self.recalibrate()
         loss = validation_loss(self.net, self.tasks, self.training.batch_size)
         verdict = schedule.judge(loss)
         if verdict == "better":
@@ -271,7 +267,7 @@ def refuse_bad_values(step: Step) -> None:
     """Refuse a batch with images that hold something else than numbers."""
     if not step.task.train.images.is_floating_point():
         return
-    images = step.images if world().cut is None else step.task.train.images[step.batch]
+    images = step.images if step.shard.is_whole else step.task.train.images[step.batch]
     bad = (~images.flatten(1).isfinite().all(1)).nonzero().flatten()
     if len(bad):
         sample = int(step.batch[bad[0]])
@@ -306,7 +302,7 @@ def validation_loss(net: Network, tasks: Sequence[Task], size: int) -> float:
     dtype = next(net.parameters()).dtype
     total, count = 0.0, 0
     for task in tasks:
-        for index in world().own(batches(len(task.valid), size)):
+        for index in world().take_turns(batches(len(task.valid), size)):
             x = task.transform(task.valid.unit_images(index, dtype))
             logits = net(x, task.id)
             total += float(functional.cross_entropy(logits, task.valid.labels[index])) * len(index)
