@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from classgrad import CGP, GPM, Finetune, Learner, Training
+from classgrad import CGP, GPM, Learner, Training
 from classgrad.benchmarks.digits import digits
+from classgrad.methods import Finetune
 
 
 def main() -> None:

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from classgrad import GPM, Finetune, Learner, Training
+from classgrad import GPM, Learner, Training
 from classgrad.checkpoints import CheckpointManager
 from classgrad.errors import Stopped
+from classgrad.methods import Finetune
 from classgrad.training.loop import Loop
 from classgrad.training.loss_scale import START, LossScale
 from oracles.models import built
