@@ -5,10 +5,11 @@ import torch
 from torch.distributed import HashStore
 
 import classgrad
-from classgrad import METHODS, distributed
+from classgrad import distributed
 from classgrad.checkpoints import CheckpointManager
 from classgrad.distributed import World
 from classgrad.errors import Stopped, UserError
+from classgrad.methods import METHODS
 from classgrad.runs import run as runs
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan

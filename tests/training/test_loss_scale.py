@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
-from classgrad import GPM, Finetune, Learner, Training
+from classgrad import GPM, Learner, Training
 from classgrad.checkpoints import CheckpointManager
 from classgrad.errors import Stopped
+from classgrad.methods import Finetune
 from classgrad.training.loop import Loop, load_scaler, unscale
 from oracles.models import built
 from photos import kept

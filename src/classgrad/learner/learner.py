@@ -23,7 +23,7 @@ from classgrad.data.pictures import as_pictures
 from classgrad.errors import UserError, unknown
 from classgrad.learner.drift import Reference, take
 from classgrad.learner.forecast import LayerForecast, forecast_all
-from classgrad.learner.inputs import Data, as_split, divided
+from classgrad.learner.inputs import Data, Images, as_split, divided
 from classgrad.learner.learnt import LearntTask
 from classgrad.methods import METHODS
 from classgrad.methods.base import Method
@@ -301,7 +301,7 @@ class Learner:
     @torch.no_grad()
     def predict(
         self,
-        images: Any,
+        images: Images,
         task: str | None = None,
         *,
         by: str = "confidence",
@@ -325,7 +325,7 @@ class Learner:
             for prediction in predictions(self.net, self.tasks, known, x, numbers, by)
         ]
 
-    def inputs(self, images: Any) -> Tensor:
+    def inputs(self, images: Images) -> Tensor:
         """Return what the network sees of images that a user gives."""
         self.net  # noqa: B018  # says so if nothing was learnt
         if not isinstance(images, Tensor):
@@ -341,7 +341,7 @@ class Learner:
         dtype = next(self.net.parameters()).dtype
         return self.transform(split.unit_images(slice(None), dtype))
 
-    def reference(self, images: Any, task: str) -> Reference:
+    def reference(self, images: Images, task: str) -> Reference:
         """Take down what is said to images of a task now, for `leakage` later.
 
         It holds the images, and is yours to keep: it is no part of what `save` saves.

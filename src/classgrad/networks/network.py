@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -192,6 +193,11 @@ class Network(nn.Module):
         self.select(task)
         logits: Tensor = self.heads[task](features)
         return logits
+
+    if TYPE_CHECKING:  # nn.Module says Any
+
+        def __call__(self, x: Tensor, task: int) -> Tensor:
+            """Map inputs to the logits of one task."""
 
     def forward(self, x: Tensor, task: int) -> Tensor:
         """Map inputs to the logits of one task; only its head is computed."""

@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import InitVar
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -64,6 +65,9 @@ class Projected(Method, ABC):
         default=False,
         description="one direction fewer for a layer's first basis, as in released code",
     )
+
+    if TYPE_CHECKING:  # aliases, see Settings
+        epsilon: InitVar[Share | dict[str, Share]] = energy
 
     _subspaces: dict[str, Subspace] = PrivateAttr(default_factory=dict)
     _frozen: list[str] = PrivateAttr(default_factory=list)

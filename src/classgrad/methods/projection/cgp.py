@@ -33,7 +33,8 @@ chain only, drawn once); `severity` can be set.
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from dataclasses import InitVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -85,6 +86,10 @@ class CGP(Budgeted):
         description="bases from samples classified right (BR-GTL), else from any (BR-STD)",
     )
     severity: float = Field(default=3, gt=0, le=10, description="strength of AugMix, 0 to 10")
+
+    if TYPE_CHECKING:  # aliases, see Settings
+        eta: InitVar[float] = similarity
+        mu: InitVar[float] = temperature
 
     _groups: dict[str, Groups] = PrivateAttr(default_factory=dict)
 

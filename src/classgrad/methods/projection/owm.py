@@ -36,7 +36,8 @@ off unless it is set, and then comes after the product with P, as there.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import InitVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -109,6 +110,9 @@ class OWM(Method):
     clip: float = Field(
         default=0.0, ge=0, description="largest norm of all gradients together; 0: any"
     )
+
+    if TYPE_CHECKING:  # aliases, see Settings
+        alpha: InitVar[Damping | dict[str, Damping]] = damping
 
     _sides: dict[str, Shrinking] = PrivateAttr(default_factory=dict)
     _frozen: list[str] = PrivateAttr(default_factory=list)

@@ -17,7 +17,8 @@ it to v; `memory` counts samples of all tasks together, with an equal share for 
 as in the paper); kept samples are drawn at random with classes in balance, not the last ones seen.
 """
 
-from typing import ClassVar
+from dataclasses import InitVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -47,6 +48,9 @@ class GEM(Episodic):
         default=0.5, ge=0, le=1e6, description="least part of each task's gradient in a step (γ)"
     )
     ridge: float = Field(default=1e-3, gt=0, description="what is added to the diagonal of G Gᵀ")
+
+    if TYPE_CHECKING:  # aliases, see Settings
+        gamma: InitVar[float] = margin
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
         """Replace the gradient if it points against that of a finished task."""

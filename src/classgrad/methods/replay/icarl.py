@@ -32,8 +32,9 @@ targets, exemplars the recorded answers.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import InitVar
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -72,6 +73,9 @@ class ICaRL(Distilled):
 
     memory: int = Field(default=2000, ge=1, description="exemplars kept in all (K)")
     memory_batch: int = Field(default=64, ge=2, description="exemplars in a step")
+
+    if TYPE_CHECKING:  # aliases, see Settings
+        K: InitVar[int] = memory
 
     _transforms: list[Transform] = PrivateAttr(default_factory=list)
     _exemplars: list[Split] = PrivateAttr(default_factory=list)  # by task

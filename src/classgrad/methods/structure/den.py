@@ -33,7 +33,8 @@ of the steps. It has Linear layers only; here a unit may be a filter, and with B
 scale and shift are trained, grouped, restored and copied with it.
 """
 
-from typing import Any, ClassVar
+from dataclasses import InitVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -82,6 +83,12 @@ class DEN(Expanding):
         default=0.05, ge=0, description="copy units that moved farther (σ)"
     )
     splits: int = Field(default=10, ge=0, description="copied units of a layer, at most")
+
+    if TYPE_CHECKING:  # aliases, see Settings
+        mu: InitVar[float] = l1
+        tau: InitVar[float] = loss_threshold
+        sigma: InitVar[float] = split_threshold
+        k: InitVar[int] = expansion
 
     _task: int = PrivateAttr(default=-1)
     _round: str = PrivateAttr(default="done")  # first; or head, selected, expanded, split; done

@@ -24,7 +24,8 @@ the released code it ends one batch earlier, and validation judges the loss with
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from dataclasses import InitVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -54,6 +55,10 @@ class HAT(Method):
         default=True, description="round finished masks to 0 or 1: nothing is forgotten"
     )
     clip: float = Field(default=10000, gt=0, description="largest norm of all gradients together")
+
+    if TYPE_CHECKING:  # aliases, see Settings
+        c: InitVar[float] = sparsity
+        smax: InitVar[float] = steepness
 
     _gates: dict[str, Gate] = PrivateAttr(default_factory=dict)
     _factors: list[tuple[nn.Parameter, Tensor]] | None = PrivateAttr(default=None)

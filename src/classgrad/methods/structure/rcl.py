@@ -21,7 +21,8 @@ Differences from the released code: layers may be convolutions too, where a unit
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from dataclasses import InitVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -59,6 +60,9 @@ class RCL(Expanding):
     hidden: int = Field(
         default=100, ge=1, description="units of each of the controller's two layers"
     )
+
+    if TYPE_CHECKING:  # aliases, see Settings
+        alpha: InitVar[float] = price
 
     _task: int = PrivateAttr(default=-1)
     _tried: list[dict[str, Any]] = PrivateAttr(default_factory=list)  # actions and rewards
