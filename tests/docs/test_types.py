@@ -110,7 +110,7 @@ learner.learn("tensors", (inputs, labels), classes=["even", "odd"])
 learner.learn("names", (inputs, ["even", "odd"] * 4))
 learner.learn("folder", Path("pictures"), checkpoint_dir="state")
 learner.learn("dataset", TensorDataset(inputs, labels))
-learner.learn("split", Split(inputs, labels), checkpoint_dir="state")  # refused
+learner.learn("split", Split(inputs, labels), keep_in="state")  # refused
 assert_type(learner.predict(inputs), list[Prediction])
 learner.predict("picture.png", task="folder")
 learner.predict([Path("one.png"), Path("two.png")])
