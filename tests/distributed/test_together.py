@@ -76,7 +76,6 @@ def test_what_cannot_be_trained_together_is_refused_by_name(several, size):
         assert f"method '{name}' cannot be trained by several processes" in refused[name]
     words = {
         "batch": f"batch_size=1 is less than the {size} processes",
-        "compile": "compile is for one process",
         "few": f"has 1 training samples for {size} processes",
         "settings": "differ in the settings",
         "words": "differ in --fresh: start all of them with the same",

@@ -20,7 +20,7 @@ from classgrad.networks import Network
 from classgrad.runs.run import Run, locking, refuse_other_processes
 from classgrad.runs.spec import make_plan
 from classgrad.tasks import Task, TaskStream
-from classgrad.training.acceleration import prepare
+from classgrad.training.loop import prepare
 from streams import blobs
 
 # Batches of 7 of 33 samples: parts of a batch differ, and the last batch has 5.
@@ -150,7 +150,6 @@ def refusals() -> dict[str, str]:
             if not kind.parallel
         },
         "batch": lambda: run(blobs(1), batch_size=1),
-        "compile": lambda: run(blobs(1), compile=True),
         "few": lambda: run(few),
         "settings": lambda: refuse_other_processes([plan[2 if other else 1]]),
         "words": lambda: refuse_other_processes([], fresh=other),

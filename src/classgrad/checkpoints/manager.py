@@ -1,5 +1,7 @@
 """When the state of a run is saved: now and then, and when the process is asked to stop."""
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -7,10 +9,26 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from classgrad.checkpoints.signals import heard_by
 from classgrad.checkpoints.store import Loaded, Store
 from classgrad.distributed import world
 from classgrad.errors import Stopped
+
+Hear = Callable[[int, FrameType | None], None]
+
+
+@contextmanager
+def heard_by(hear: Hear) -> Iterator[None]:
+    """Call `hear` with the number of every such signal while the block runs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is told of signals
+        return
+    before = {n: signal.signal(n, hear) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 FOLDER = "checkpoints"
 MINUTES = 5.0

@@ -68,9 +68,6 @@ def run(
     ] = False,
     save_minutes: SaveMinutes = 5.0,
     save_steps: SaveSteps = None,
-    compiled: Annotated[
-        bool, typer.Option("--compile", help="Compile the network; rarely faster on a CPU.")
-    ] = False,
     device: Device = "cpu",
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write curves to the run's folder, too.")
@@ -101,7 +98,7 @@ def run(
     first = join(gpu=device.startswith("cuda")).is_main_process
     if tensorboard:
         refuse_missing()
-    values = {**parse_settings(settings or []), **({"compile": True} if compiled else {})}
+    values = parse_settings(settings or [])
     seeds = parse_seeds(seed)
     groups = [make_plans(benchmark, method, network, recipe, one, values) for one in seeds]
     all_plans = [plan for plans in groups for plan in plans]

@@ -32,7 +32,7 @@ def watch(
     """
     import webbrowser
 
-    from classgrad.checkpoints.signals import heard_by
+    from classgrad.checkpoints.manager import heard_by
     from classgrad.report.server import WatchedRuns, open_server
 
     def end(number: int, frame: object) -> None:

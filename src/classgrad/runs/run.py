@@ -598,8 +598,6 @@ def refuse_several_processes(plan: Plan, stream: TaskStream) -> None:
             f"method '{plan.method.name}' cannot be trained by several processes: start one, or "
             f"choose among {able}"
         )
-    if plan.training.compile:
-        raise UserError("compile is for one process: leave it out")
     if plan.training.batch_size < size:
         raise UserError(
             f"batch_size={plan.training.batch_size} is less than the {size} processes: give at "

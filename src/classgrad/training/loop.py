@@ -19,7 +19,6 @@ from classgrad.methods.base import Method, Step
 from classgrad.networks.network import Network
 from classgrad.networks.shard import Shard
 from classgrad.tasks import Task, batch_count, batches
-from classgrad.training.acceleration import compile_trunk, prepare
 from classgrad.training.config import Training
 from classgrad.training.schedules import Plateau
 
@@ -66,11 +65,7 @@ def fit(
     loop = Loop(net, method, tasks, training, seed)
     if resumed:
         loop.load_state_dict(resumed)
-    if training.compile:
-        compile_trunk(net)
     loop.run(observer, checkpoints, whole_state)
-    if training.compile:
-        net.trunk._compiled_call_impl = None
 
 
 class Loop:
@@ -308,3 +303,22 @@ def validation_loss(net: Network, tasks: Sequence[Task], size: int) -> float:
             total += float(functional.cross_entropy(logits, task.valid.labels[index])) * len(index)
         count += len(task.valid)
     return float(world().sum(torch.tensor(total, dtype=torch.float64))) / count
+
+
+def prepare(optimizer: torch.optim.Optimizer) -> None:
+    """Give a fused optimiser what it takes for granted.
+
+    It goes blindly through gradients as their weights lie in memory. And it has a momentum for all
+    weights or for none, though a weight may get its first gradient later: zero gives the same.
+    """
+    for group in optimizer.param_groups:
+        here = [parameter for parameter in group["params"] if parameter.grad is not None]
+        for parameter in here:
+            if parameter.grad.stride() != parameter.stride():
+                parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
+        states = [optimizer.state[parameter] for parameter in here]
+        moving = [state.get("momentum_buffer") is not None for state in states]
+        if any(moving) and not all(moving):
+            for parameter, state in zip(here, states, strict=True):
+                if state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
