@@ -197,7 +197,7 @@ def quantity(found: dict[str, Any]) -> str:
 
 def saving(found: dict[str, Any]) -> str:
     """Return a table of the cost of saving."""
-    rows = [["what", "seconds", "beside", "share", "required"]]
+    rows = [["what", "seconds", "compared with", "share", "required"]]
     for row in found["measurements"]["saving"]:
         values = [row["ours"]["value"], row["reference"]["value"], row["figure"]]
         rows.append([row["what"], *(f"{value:.2g}" for value in values), row["required"]])
