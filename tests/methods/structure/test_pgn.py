@@ -265,5 +265,5 @@ def test_what_cannot_be_a_column_is_refused_in_one_line():
 
 
 def test_no_width_is_found_for_a_trunk_whose_connections_are_unknown():
-    with pytest.raises(UserError, match="layers of a Linear are connected"):
-        width_for(nn.Linear(4, 8), [2, 2], 100)
+    with pytest.raises(UserError, match="layers of a Flatten are connected"):
+        width_for(nn.Flatten(), [2, 2], 100)
