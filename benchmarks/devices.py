@@ -6,8 +6,8 @@ Nothing here is measured. N devices have `IMAGES` images each in a step, so the 
   rate of the data sheet: bfloat16, and TensorFloat-32 for the projection, which every device does.
 - A sum of b bytes over N devices takes 2 (N - 1) / N b / bandwidth + 2 log2(N) latency: what rings
   send, and as many messages as trees. The slowest link counts.
-- Gradients are sums in float32, in buckets of 25 MB as DistributedDataParallel forms them. At best
-  they are hidden behind the backward pass, two thirds of the operations; at worst not at all.
+- Gradients are sums in float32, in buckets of 25 MB. At best they are hidden behind the backward
+  pass, two thirds of the operations; at worst, as in the library, not at all.
 - Every BatchNorm layer waits for two sums a step: of 2 c + 1 numbers of double precision forward,
   2 c backward.
 - A base update is the work of the machines' processors, eight devices and so eight processes to a

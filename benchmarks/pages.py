@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.devices import model
 from benchmarks.rows import readable
 from classgrad.errors import UserError, unknown
+from classgrad.report.text import markdown_table
 
 RESULTS = Path(__file__).parent / "scaling.json"
 TRAFFIC = Path(__file__).parent / "traffic.json"
@@ -209,9 +210,9 @@ def table(found: dict[str, Any], name: str) -> str:
     if name not in TABLES:
         raise unknown("table", name, TABLES)
     place, columns = TABLES[name]
-    lines = [[column.heading for column in columns], ["---", *["---:"] * (len(columns) - 1)]]
+    lines = [[column.heading for column in columns]]
     lines += [[column.cell(row) for column in columns] for row in rows_of(found, place)]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return markdown_table(lines)
 
 
 def filled(page: str, found: dict[str, Any]) -> str:

@@ -114,7 +114,7 @@ def worker(network: str, samples: int, batch: int) -> None:
     mark()
     run.method.end_task(run.net, data[0], torch.Generator().manual_seed(0))
     mark()
-    if world().first:
+    if world().is_main_process:
         update = marks[-1].since(marks[-2])
         seconds = training.seconds / steps
         found = {

@@ -19,7 +19,8 @@ from typing import Any
 from classgrad.cli.experiment_tables import measured
 from classgrad.experiments import spec as experiments
 from classgrad.experiments.compare import compare
-from classgrad.report.terminal import markdown, number
+from classgrad.report.terminal import markdown
+from classgrad.report.text import markdown_table, number
 from classgrad.runs.record import RunRecord
 
 ROOT = Path(__file__).parent.parent
@@ -90,7 +91,7 @@ def beside_the_paper(experiment: experiments.Experiment) -> str:
                 *([f"{size:.0f}" if size else "-" for size in row.sizes] * sized),
             ]
         )
-    return lines(rows) + not_run([row.label for row in compared if not row.seeds])
+    return markdown_table(rows) + not_run([row.label for row in compared if not row.seeds])
 
 
 def not_run(labels: list[str]) -> str:
@@ -117,7 +118,7 @@ def curve(experiment: experiments.Experiment) -> str:
             for task, row in enumerate(record.accuracy_matrix)
         ]
         rows.append([label, *(f"{mean:.1f}" for mean in means), *[""] * (count - len(means))])
-    return lines(rows)
+    return markdown_table(rows)
 
 
 def learnt(experiment: experiments.Experiment) -> str:
@@ -127,7 +128,7 @@ def learnt(experiment: experiments.Experiment) -> str:
         then, now = when_learnt(record), [value or 0.0 for value in record.accuracy_matrix[-1]]
         figures = (then[0], statistics.mean(then[1:]), statistics.mean(now[1:]))
         rows.append([label, *(number(value) for value in figures)])
-    return lines(rows)
+    return markdown_table(rows)
 
 
 def when_learnt(record: RunRecord) -> list[float]:
@@ -146,7 +147,9 @@ def room(experiment: experiments.Experiment) -> str:
         accuracies = (statistics.mean(when_learnt(record)[1:]), record.average_accuracy)
         transfer = number(record.backward_transfer, signed=True)
         rows.append([label, *ranks, *(number(value) for value in accuracies), transfer])
-    return lines(rows) + not_run([x.label for x in experiment.lines if x.label not in records])
+    return markdown_table(rows) + not_run(
+        [x.label for x in experiment.lines if x.label not in records]
+    )
 
 
 def faults(found: dict[str, Any]) -> str:
@@ -157,7 +160,7 @@ def faults(found: dict[str, Any]) -> str:
     rows += [[name, *one["kills"].values(), one["wrong"]] for name, one in methods.items()]
     sums = [sum(one["kills"][place] for one in methods.values()) for place in places]
     rows.append(["all", *sums, sum(one["wrong"] for one in methods.values())])
-    return lines(rows)
+    return markdown_table(rows)
 
 
 def fuzz(found: dict[str, Any]) -> str:
@@ -166,7 +169,7 @@ def fuzz(found: dict[str, Any]) -> str:
     for name, one in found["targets"].items():
         counts = [one["read"] + one["refused"], one["read"], one["refused"]]
         rows.append([name, *(f"{count:,}" for count in counts)])
-    return lines(rows)
+    return markdown_table(rows)
 
 
 def speed(found: dict[str, Any]) -> str:
@@ -179,7 +182,7 @@ def speed(found: dict[str, Any]) -> str:
         rows.append(
             [row["what"], quantity(row["ours"]), beside, ratio, row["required"] or "-", reached]
         )
-    return lines(rows)
+    return markdown_table(rows)
 
 
 def quantity(found: dict[str, Any]) -> str:
@@ -197,7 +200,7 @@ def saving(found: dict[str, Any]) -> str:
     for row in found["measurements"]["saving"]:
         values = [row["ours"]["value"], row["reference"]["value"], row["figure"]]
         rows.append([row["what"], *(f"{value:.2g}" for value in values), row["required"]])
-    return lines(rows)
+    return markdown_table(rows)
 
 
 def free(found: dict[str, Any]) -> str:
@@ -207,13 +210,7 @@ def free(found: dict[str, Any]) -> str:
     for line in found["lines"]:
         shares = [f"{100 * x['next']:.1f} ({100 * x['own']:.1f})" for x in line["layers"]]
         rows.append([line["label"], *shares])
-    return lines(rows)
-
-
-def lines(rows: list[list[Any]]) -> str:
-    """Return rows as a Markdown table, the first as its head."""
-    head, *rest = ["| " + " | ".join(map(str, row)) + " |\n" for row in rows]
-    return head + "|" + "---|" * len(rows[0]) + "\n" + "".join(rest)
+    return markdown_table(rows)
 
 
 if __name__ == "__main__":

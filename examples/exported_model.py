@@ -10,7 +10,7 @@ from classgrad.learner.export import export
 
 
 def main() -> None:
-    """Learn to tell two digits, export that, and predict with the file."""
+    """Learn to classify two digits, export that, and predict with the file."""
     task = split_digits(seed=1)[0]
     names = [f"digit {name}" for name in task.class_names]
     learner = Learner(network="mlp", network_options={"width": 50}, method=GPM())

@@ -15,32 +15,32 @@ TASKS = {
 }
 
 
-def picture(name: str, colour: tuple[int, int, int], chance: random.Random) -> Image.Image:
+def picture(name: str, colour: tuple[int, int, int], rng: random.Random) -> Image.Image:
     """Draw a fruit of any size anywhere on a grey picture."""
-    image = Image.new("RGB", (48, 40), (chance.randrange(90, 200),) * 3)
-    width = chance.randrange(16, 26)
+    image = Image.new("RGB", (48, 40), (rng.randrange(90, 200),) * 3)
+    width = rng.randrange(16, 26)
     height = width // 3 if name == "banana" else width
-    left, top = chance.randrange(48 - width), chance.randrange(40 - height)
-    shade = tuple(max(0, value + chance.randrange(-40, 15)) for value in colour)
+    left, top = rng.randrange(48 - width), rng.randrange(40 - height)
+    shade = tuple(max(0, value + rng.randrange(-40, 15)) for value in colour)
     ImageDraw.Draw(image).ellipse((left, top, left + width, top + height), fill=shade)
     return image
 
 
-def draw_folders(root: str, count: int, chance: random.Random) -> None:
+def draw_folders(root: str, count: int, rng: random.Random) -> None:
     """Draw so many pictures of every class: ROOT/task/class/number.png."""
     for task, classes in TASKS.items():
         for name, colour in classes.items():
             folder = Path(root, task, name)
             folder.mkdir(parents=True)
             for number in range(count):
-                picture(name, colour, chance).save(folder / f"{number}.png")
+                picture(name, colour, rng).save(folder / f"{number}.png")
 
 
 def main() -> None:
     """Learn two tasks, each as if in another month, and predict in between."""
-    chance = random.Random(1)
-    draw_folders("pictures", 40, chance)
-    draw_folders("new", 5, chance)
+    rng = random.Random(1)
+    draw_folders("pictures", 40, rng)
+    draw_folders("new", 5, rng)
 
     training = Training(epochs=8, batch_size=8, learning_rate=0.02)
     learner = Learner(network="lenet5", method=CGP(), size=16, training=training)
@@ -52,8 +52,8 @@ def main() -> None:
     learner = Learner.load("state")  # next month, in another process
     learner.learn("more fruit", "pictures/more fruit", checkpoint_dir="state")
     for folder in ("fruit/lime", "fruit/tomato", "more fruit/banana", "more fruit/plum"):
-        found = learner.predict(f"new/{folder}", by="prototypes")
-        print(f"new/{folder}: {', '.join(one.name for one in found)}")
+        predictions = learner.predict(f"new/{folder}", by="prototypes")
+        print(f"new/{folder}: {', '.join(one.name for one in predictions)}")
     for layer in learner.room():
         print(f"layer {layer.name}: {layer.rank} of {layer.dimension} directions in use")
     print(leakage(learner, Reference.load("tomatoes.safetensors")))

@@ -27,7 +27,7 @@ def main() -> None:
                 with guard.step(optimizer):  # *
                     loss.backward()
                     optimizer.step()
-        guard.end_task(loader, forward=lambda x, head=head: head(model(x)))  # *
+        guard.end_task(loader, forward=nn.Sequential(model, head))  # *
     for task, head in zip(stream, heads, strict=True):
         test = stream.test(task.id)
         right = head(model(test.unit_images(slice(None)))).argmax(1) == test.labels

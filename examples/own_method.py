@@ -6,7 +6,7 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor
 
 import classgrad
-from classgrad.methods import Method, Step
+from classgrad.methods import Finetune, Method, Step
 from classgrad.networks import Network
 from classgrad.tasks import Task
 
@@ -42,7 +42,7 @@ class Anchor(Method):
 
 def main() -> None:
     """Compare it with finetuning."""
-    for method in (Anchor(strength=0.1), classgrad.Finetune()):
+    for method in (Anchor(strength=0.1), Finetune()):
         record = classgrad.run("split-digits", method, values={"epochs": 3})
         print(
             f"{method.name}: ACC {record.average_accuracy:.1f}, BWT {record.backward_transfer:.1f}"

@@ -30,14 +30,14 @@ def main() -> None:
     train, test = digits()
     for task in TASKS:
         learnt = learner.learn(task, chosen(train, task))
-        print(f"{task}: {learnt.accuracy:.1f} % of the validation images are right")
+        print(f"{task}: {learnt.accuracy:.1f} % of the validation images are classified correctly")
     for layer in learner.room():
         print(f"layer {layer.name}: {layer.rank} of {layer.dimension} directions in use")
     for task in TASKS:
         images, names = chosen(test, task)
         for by in ("confidence", "prototypes"):
-            found = learner.predict(images, by=by)  # nobody says which task it is
-            right = sum(one.name == name for one, name in zip(found, names, strict=True))
+            predictions = learner.predict(images, by=by)  # nobody says which task it is
+            right = sum(one.name == name for one, name in zip(predictions, names, strict=True))
             print(f"{task}, by {by}: {right} of {len(names)} right")
 
 

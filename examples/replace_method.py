@@ -3,15 +3,16 @@
 import torch
 from torch import Tensor, nn
 
-from classgrad import CGP, GPM, Finetune, Learner, Training
+from classgrad import CGP, GPM, Learner, Training
 from classgrad.benchmarks.digits import digits
+from classgrad.methods import Finetune
 
 
 def main() -> None:
     """Learn handwritten digits, then two tasks of them with their pixels in another order."""
     train, test = digits()
-    chance = torch.Generator().manual_seed(1)
-    orders = [torch.arange(64), *(torch.randperm(64, generator=chance) for _ in range(2))]
+    rng = torch.Generator().manual_seed(1)
+    orders = [torch.arange(64), *(torch.randperm(64, generator=rng) for _ in range(2))]
     torch.manual_seed(1)
     trunk = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU())
     training = Training(epochs=6, batch_size=32, learning_rate=0.4)
@@ -20,8 +21,10 @@ def main() -> None:
         known = []
         for number, order in enumerate(orders):
             learner.learn(f"order {number}", (flat(train.images)[:, order], train.labels))
-            found = learner.predict(flat(test.images), task="order 0", batch_size=64)
-            right = [int(one.name) == label for one, label in zip(found, test.labels, strict=True)]
+            predictions = learner.predict(flat(test.images), task="order 0", batch_size=64)
+            right = [
+                int(one.name) == label for one, label in zip(predictions, test.labels, strict=True)
+            ]
             known.append(100 * sum(right) / len(right))
         print(f"{method.name}: {known[0]:.1f} % of the first task, in the end {known[-1]:.1f} %")
 

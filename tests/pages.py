@@ -46,6 +46,19 @@ def record(method="cgp", seed=1, accuracies=((90.0,), (88.0, 91.0)), **changes):
     return RunRecord(**{**usual, **changes})
 
 
+BEYOND = Layer(name="fc", dimension=9, ranks=[3], groups=[0, 0, 0], cosines=[1.0, 1.0, 1.5])
+ODD = {
+    "one task": record(accuracies=((50.0,),)),
+    "nothing yet": record(accuracies=(), tasks=["a", "b"], classes=[], complete=False),
+    "no tasks": record(accuracies=(), tasks=[], classes=[], backward_transfer=None),
+    "only the end": record("multitask", accuracies=((None, None), (90.0, 91.0)), layers=[]),
+    "nothing measured": record(accuracies=((None,), (None, None))),
+    "no cost": record(seconds=Seconds(), memory_bytes=0),
+    "cosines beyond one": record(layers=[BEYOND]),
+    "mathematics": record("$x^{$"),
+}
+
+
 class Page(HTMLParser):
     """A page as a tree: each element has a name, attributes, children and text."""
 
@@ -88,20 +101,20 @@ class Element:
 
     def all(self, name=None, **attributes):
         """Return all parts below with this name and these attributes, in the order of the page."""
-        found = []
+        below = []
         for child in self.children:
             if isinstance(child, Element):
                 wanted = all(
                     child[k.rstrip("_").replace("_", "-")] == v for k, v in attributes.items()
                 )
                 if name in (None, child.name) and wanted:
-                    found.append(child)
-                found += child.all(name, **attributes)
-        return found
+                    below.append(child)
+                below += child.all(name, **attributes)
+        return below
 
     def one(self, name=None, **attributes):
-        (found,) = self.all(name, **attributes)
-        return found
+        (only,) = self.all(name, **attributes)
+        return only
 
     def rows(self):
         """Return the lines of a table as lists of texts, without small print and badges."""

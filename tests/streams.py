@@ -3,6 +3,7 @@
 import torch
 
 from classgrad.methods import Step
+from classgrad.networks.shard import Shard
 from classgrad.tasks import Split, Task, TaskStream
 
 
@@ -58,4 +59,5 @@ def step_of(
         per_epoch=per_epoch,
         steps=steps,
         batch=index,
+        shard=Shard(len(index), 0, len(index)),
     )

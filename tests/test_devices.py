@@ -7,11 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from classgrad import CGP, GPM, METHODS, Learner, Training, attach
+from classgrad import CGP, GPM, Learner, Training, attach
 from classgrad.checkpoints import CheckpointManager
 from classgrad.errors import Stopped
 from classgrad.learner.drift import Reference, leakage
 from classgrad.learner.export import export
+from classgrad.methods import METHODS
 from classgrad.training.loop import Loop
 from learner.stored_states import SMALL, points
 from oracles.models import built, normal

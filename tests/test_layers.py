@@ -13,9 +13,10 @@ ROWS = [
     {"errors"},
     {"devices", "files", "seeds", "settings", "tasks", "toml_files"},
     {"defaults"},
-    {"core", "data", "distributed"},
-    {"benchmarks", "checkpoints"},
-    {"networks"},
+    {"core", "data"},
+    {"benchmarks", "networks"},
+    {"distributed"},
+    {"checkpoints"},
     {"prediction"},
     {"methods"},
     {"training"},
@@ -84,6 +85,20 @@ def test_the_core_knows_nothing_but_errors():
         if room(other) not in ("core", "errors")
     }
     assert outside == set()
+
+
+def test_few_modules_know_that_there_can_be_several_processes():
+    knowing = [
+        name
+        for name in modules()
+        if room(name) != "distributed" and any(room(o) == "distributed" for o in imports(name))
+    ]
+    assert "training.loop" in knowing
+    assert len(knowing) <= 8, knowing
+    assert not [name for name in knowing if room(name) in ("core", "networks")]
+    for name, path in modules().items():
+        if room(name) != "distributed":
+            assert "torch.distributed" not in path.read_text(encoding="utf-8"), name
 
 
 def test_no_modules_import_each_other():

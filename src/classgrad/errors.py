@@ -7,8 +7,16 @@ from collections.abc import Iterable
 class UserError(ValueError):
     """Something given from outside cannot be used; the message is one line and says what to do.
 
-    The command line prints it to standard error and exits with code 2.
+    The command line prints it to standard error and exits with code 2. The message names no flag
+    and no command; `hint` is for the command line, which adds its own words for it.
+
+    >>> UserError("3 files cannot be read: remove them", hint="skip_bad").hint
+    'skip_bad'
     """
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 def shown(value: object) -> str:

@@ -1,7 +1,7 @@
 """Values a user gives: checked when constructed, refused in one line, by name or by alias."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -18,6 +18,12 @@ class Settings(BaseModel):
     `aliases` maps a paper's symbol to the field that carries it, so that `eta=0.8` and
     `similarity=0.8` mean the same. `renamed` does so for names that fields once had, and `removed`
     says what has become of settings that are gone: files that hold them stay readable.
+
+    Type checkers take the arguments of a class from its fields, by pydantic's dataclass_transform.
+    They are shown an alias as one more argument, which is no attribute:
+
+        if TYPE_CHECKING:  # aliases, see Settings
+            eta: InitVar[float] = similarity
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -26,12 +32,19 @@ class Settings(BaseModel):
     renamed: ClassVar[dict[str, str]] = {}
     removed: ClassVar[dict[str, Migration]] = {}
 
-    def __init__(self, /, **values: Any) -> None:
-        named = self.by_name(values)
-        try:
-            super().__init__(**named)
-        except ValidationError as error:
-            raise UserError(self._one_line(error, values)) from None
+    if TYPE_CHECKING:
+
+        def __init__(self) -> None:
+            """Take no arguments, as there is no field yet; a subclass has those of its fields."""
+
+    else:
+
+        def __init__(self, /, **values: Any) -> None:
+            named = self.by_name(values)
+            try:
+                super().__init__(**named)
+            except ValidationError as error:
+                raise UserError(self._one_line(error, values)) from None
 
     @classmethod
     def field_of(cls, name: str) -> str:
@@ -72,9 +85,13 @@ class Settings(BaseModel):
             current |= cls.removed[name](value) if name in cls.removed else {name: value}
         return {cls.field_of(name): value for name, value in current.items()}
 
+    def given(self) -> dict[str, Any]:
+        """Return the values that were given, not left to their defaults."""
+        return self.model_dump(exclude_unset=True)
+
     def replace(self, **values: Any) -> Self:
         """Return a copy with some values changed, validated like a new one."""
-        return type(self)(**{**self.model_dump(), **self.by_name(values)})
+        return type(self)(**{**self.given(), **self.by_name(values)})
 
     @classmethod
     def _one_line(cls, error: ValidationError, given: dict[str, Any]) -> str:

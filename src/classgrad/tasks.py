@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -123,7 +123,13 @@ class TaskStream(Sequence[Task]):
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]  # int or slice, as Sequence says
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Task, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Task | tuple[Task, ...]:
         return self._tasks[index]
 
     def test(self, task: int) -> Split:

@@ -35,8 +35,8 @@ CONTRAST = """(element) => {
 
 
 def records(*methods):
-    found = [path for name in methods for path in sorted(RESULTS.glob(f"*-{name}-seed*"))]
-    return [with_groups(RunRecord.load(path)) for path in found]
+    paths = [path for name in methods for path in sorted(RESULTS.glob(f"*-{name}-seed*"))]
+    return [with_groups(RunRecord.load(path)) for path in paths]
 
 
 def with_groups(record):
@@ -49,18 +49,18 @@ def with_groups(record):
     )
 
 
-def written(folder, found, **options):
+def written(folder, runs, **options):
     """Write a page; return its address."""
     file = folder / "report.html"
-    file.write_text(page(found, **options), encoding="utf-8")
+    file.write_text(page(runs, **options), encoding="utf-8")
     return file.as_uri()
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """A page of four methods and three seeds."""
-    found = records("cgp", "gpm", "finetune", "multitask")
-    return written(tmp_path_factory.mktemp("page"), found)
+    runs = records("cgp", "gpm", "finetune", "multitask")
+    return written(tmp_path_factory.mktemp("page"), runs)
 
 
 def heading(tab, title):
@@ -75,12 +75,12 @@ def rows(tab):
 
 def sorted_rows(column, descending):
     """Return the names of the rows in the order of a figure, from the records themselves."""
-    found = {}
+    values = {}
     for record in records("cgp", "gpm", "finetune", "multitask"):
-        found.setdefault(record.method_name, []).append(getattr(record, column))
-    known = {name: sum(v) for name, v in found.items() if None not in v}
+        values.setdefault(record.method_name, []).append(getattr(record, column))
+    known = {name: sum(v) for name, v in values.items() if None not in v}
     ordered = sorted(known, key=known.get, reverse=descending)
-    return ordered + [name for name in found if name not in known]  # what is unknown comes last
+    return ordered + [name for name in values if name not in known]  # what is unknown comes last
 
 
 def test_every_figure_is_drawn(opened, report):
@@ -128,9 +128,9 @@ def test_columns_are_sorted_with_the_keyboard(opened, report):
 
 
 def test_names_are_sorted_without_what_is_beside_them(opened, tmp_path):
-    found = records("cgp")
-    longer = [r.model_copy(update={"method": {**r.method, "name": "cgp b"}}) for r in found]
-    tab = opened(written(tmp_path, [*found, *longer], against="cgp"))
+    runs = records("cgp")
+    longer = [r.model_copy(update={"method": {**r.method, "name": "cgp b"}}) for r in runs]
+    tab = opened(written(tmp_path, [*runs, *longer], against="cgp"))
     assert tab.get_by_role("rowheader", name="cgp reference", exact=True).count() == 1
     heading(tab, "method").get_by_role("button").click()
     assert rows(tab) == ["cgp", "cgp b"]
@@ -198,9 +198,9 @@ def test_no_window_is_too_narrow(opened, report, width):
 def test_text_stands_out_from_what_is_behind_it(opened, report, scheme):
     tab = opened(report, color_scheme=scheme)
     kinds = "body, h1, h2, h3, h4, p, caption, summary, th, th button, td, td small, .badge, footer"
-    found = tab.locator(kinds).evaluate_all(f"all => all.map({CONTRAST})")
-    assert len(found) > 50
-    assert min(found) >= 4.5
+    contrasts = tab.locator(kinds).evaluate_all(f"all => all.map({CONTRAST})")
+    assert len(contrasts) > 50
+    assert min(contrasts) >= 4.5
     # The measure itself: black on white, and a scheme that is really the other one.
     tab.evaluate("document.body.style.cssText = 'color: black; background: white'")
     assert tab.locator("body").evaluate(CONTRAST) == pytest.approx(21)
@@ -234,7 +234,6 @@ def test_tables_and_figures_are_printed(opened, report):
 
 
 def test_names_are_never_markup(opened, tmp_path):
-    found = records("cgp", "gpm")
     changed = [
         record.model_copy(
             update={
@@ -257,7 +256,7 @@ def test_names_are_never_markup(opened, tmp_path):
                 "versions": {HOSTILE: HOSTILE},
             }
         )
-        for record in found
+        for record in records("cgp", "gpm")
     ]
     tab = opened(written(tmp_path, changed, title=HOSTILE))
     for mark in tab.locator("[data-tip]").all()[:40]:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from classgrad.report.server import open_server
-from classgrad.report.watched import Watched
+from classgrad.report.server import WatchedRuns, open_server
 from classgrad.runs.record import RunRecord
 from servers import running
 
@@ -28,7 +27,7 @@ def learnt(method, folder, tasks=5, **changes):
 def served(tmp_path):
     """Serve a folder `runs` that does not exist yet; return it and the address."""
     runs = tmp_path / "runs"
-    with running(open_server(Watched([runs]), 0)) as server:
+    with running(open_server(WatchedRuns([runs]), 0)) as server:
         yield runs, server.address
 
 
@@ -203,7 +202,7 @@ def test_the_page_of_another_origin_cannot_read(browser, served):
 
 
 def test_the_reader_is_told_when_the_server_has_ended(browser, tmp_path):
-    with running(open_server(Watched([tmp_path]), 0)) as server:
+    with running(open_server(WatchedRuns([tmp_path]), 0)) as server:
         tab = browser.new_context().new_page()
         tab.goto(server.address)
     tab.get_by_role("status").filter(has_text="has ended").wait_for(timeout=10_000)

@@ -472,7 +472,7 @@ def fail_after(monkeypatch, count, code):
     def opened(path, mode):
         return Failing(open(path, mode)) if mode == "xb" else open(path, mode)
 
-    monkeypatch.setattr(files, "open", opened, raising=False)
+    monkeypatch.setattr("classgrad.files.open", opened, raising=False)
 
 
 def refuses(folder, *reasons):

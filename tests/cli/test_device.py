@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from classgrad import Learner
-from classgrad.devices import available, chosen
+from classgrad.devices import available, resolve_device
 from classgrad.errors import UserError
 from photos import photos
 
@@ -62,11 +62,11 @@ def test_devices_of_a_machine_are_known_by_name_and_number(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert available() == ["cpu", "cuda:0", "cuda:1", "mps"]
     for name in ("cpu", "cuda", "cuda:0", "cuda:1", "mps", torch.device("cuda", 1)):
-        assert chosen(name) == torch.device(name)
+        assert resolve_device(name) == torch.device(name)
     with pytest.raises(UserError, match="'cuda:2' is not on this machine: there is cpu, cuda:0,"):
-        chosen("cuda:2")
+        resolve_device("cuda:2")
     with pytest.raises(UserError, match="unknown device 'None'"):
-        chosen(None)
+        resolve_device(None)
 
 
 def test_the_device_that_is_there_is_taken(call, place):

@@ -342,8 +342,8 @@ def test_a_network_of_ones_own_is_found_from_where_one_is(call, place, monkeypat
     assert (code, err) == (0, "")
     before = everything_in(place / "state")
     for model, what in (
-        ([], "with trunk= or --model"),
-        (["--model", "other_model:trunk"], "the trunk is not the one this learner was saved with"),
+        ([], "give it again (--model)"),
+        (["--model", "other_model:trunk"], "the network is not the one that was saved"),
         (["--model", "own_model"], "--model takes package.module:name"),
         (["--model", "no_model:trunk"], "ModuleNotFoundError: No module named 'no_model'"),
         (["--model", "own_model:tree"], "has no attribute 'tree'"),

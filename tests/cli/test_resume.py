@@ -141,7 +141,7 @@ def test_a_finished_run_is_shown_at_once_and_learnt_again_if_asked(call, tmp_pat
     first, found = (folder / "record.json").read_bytes(), record_in(folder)
     code, out, _ = call(*TINY)
     assert code == 0
-    assert "gpm: finished before; --fresh learns it again" in out
+    assert "gpm: finished before (--fresh starts again)" in out
     assert "accuracy after each task" in out
     code, out, err = call(*TINY, "--json", "--resume")
     assert code == 0

@@ -185,7 +185,7 @@ def as_release(which: str | Dataset, root: Path) -> Dataset:
     data = DATASETS[which] if isinstance(which, str) else which
     splits = {}
     for split in ("train", "test"):
-        images = load(data, root, split, cached=False)
+        images = load(data, root, split)
         found = checksums(images)
         splits[split] = Split(len(images), images.per_class, found.images, found.labels)
     return replace(data, **splits)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from classgrad.cli.hints import told
 from classgrad.data import DATASETS, Images, load
 from classgrad.data import cifar as reader
 from classgrad.data.files import Missing
@@ -25,9 +26,9 @@ from data.datafiles import (
 
 def refused(root, name, split="train", match=None):
     with pytest.raises(UserError, match=match) as caught:
-        load(name, root, split, cached=False)
+        load(name, root, split)
     one_line(caught.value)
-    return str(caught.value)
+    return told(caught.value)
 
 
 def test_cifar10_batches_come_in_order(tmp_path):

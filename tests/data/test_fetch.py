@@ -1,4 +1,5 @@
 import gzip
+import hashlib
 import http.server
 import io
 import tarfile
@@ -12,7 +13,6 @@ from classgrad.data import DATASETS, Download, load
 from classgrad.data import notmnist as letters
 from classgrad.data import unpack as unpacking
 from classgrad.data.fetch import fetch
-from classgrad.data.files import sha256
 from classgrad.errors import UserError
 from data.datafiles import as_release, cifar100, idx, notmnist
 
@@ -89,7 +89,7 @@ def served(server, data, content, checked=True):
                 download,
                 address=address(server, download.name),
                 size=len(content),
-                checksum=f"sha256:{sha256(content)}" if checked else None,
+                checksum=f"sha256:{hashlib.sha256(content).hexdigest()}" if checked else None,
             ),
         ),
     )
@@ -115,7 +115,7 @@ def mnist(server, tmp_path):
     for download in data.downloads:
         content = (folder / download.name).read_bytes()
         (server.folder / download.name).write_bytes(content)
-        checksum = f"sha256:{sha256(content)}"
+        checksum = f"sha256:{hashlib.sha256(content).hexdigest()}"
         place = address(server, download.name)
         downloads.append(Download(place, len(content), checksum, download.place))
     return replace(data, downloads=tuple(downloads))

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from classgrad.cli.hints import told
 from classgrad.data import DATASETS, load, loading
 from classgrad.data import idx as reader
 from classgrad.errors import UserError
@@ -19,9 +20,9 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
 def refused(root, match, name="mnist", split="train"):
     with pytest.raises(UserError, match=match) as caught:
-        load(name, root, split, cached=False)
+        load(name, root, split)
     one_line(caught.value)
-    return str(caught.value)
+    return told(caught.value)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -1,5 +1,7 @@
+import contextlib
 import pickle
 import struct
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from PIL import Image
 
+from classgrad.cli.hints import told
 from classgrad.data import DATASETS, load
 from classgrad.data import notmnist as reader
 from classgrad.errors import UserError
@@ -17,9 +20,9 @@ from data.datafiles import as_release, mutated, notmnist, one_line, pixels, png
 
 def refused(root, match=None, name="notmnist", split="train"):
     with pytest.raises(UserError, match=match) as caught:
-        load(name, root, split, cached=False)
+        load(name, root, split)
     one_line(caught.value)
-    return str(caught.value)
+    return told(caught.value)
 
 
 def test_folders_of_letters(tmp_path):
@@ -81,6 +84,9 @@ def test_more_than_the_release_is_refused(tmp_path):
     refused(tmp_path, "21 files where notMNIST has 20", release)
 
 
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
 def chunk(kind, content):
     body = kind + content
     return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
@@ -89,7 +95,7 @@ def chunk(kind, content):
 def picture(width=28, height=28, depth=8, colour=0, rows=None, interlace=0):
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlace)
     rows = zlib.compress(bytes(29 * 28)) if rows is None else rows
-    return reader.SIGNATURE + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    return SIGNATURE + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
 SOUND = png(pixels(5, 28, 28))
@@ -100,9 +106,10 @@ SOUND = png(pixels(5, 28, 28))
     [
         (b"", "it is empty"),
         (b"GIF89a", "no PNG file"),
-        (SOUND[:-1], "too early"),
-        (SOUND[:40], "too early"),
-        (SOUND[:60] + bytes([SOUND[60] ^ 1]) + SOUND[61:], "checksum"),
+        (SOUND[:20], "28, not 28 x 28"),
+        (SOUND[:-13], "cut or torn"),
+        (SOUND[:40], "cut or torn"),
+        (SOUND[:60] + bytes([SOUND[60] ^ 1]) + SOUND[61:], "cut or torn"),
         (png(pixels(0, 32, 32)), "32 x 32, not 28 x 28"),
         (png(pixels(0, 28, 28, 3)), "shades of grey"),
         (png(pixels(0, 28, 28).astype(np.uint16)), "shades of grey"),
@@ -110,10 +117,11 @@ SOUND = png(pixels(5, 28, 28))
         (picture(colour=3), "shades of grey"),
         (picture(interlace=1), "shades of grey"),
         (picture(rows=b""), "cut or torn"),
-        (picture(rows=zlib.compress(bytes(29 * 20))), "cut or torn"),
+        (picture(rows=zlib.compress(bytes(29 * 28))[:-8]), "cut or torn"),
         (picture(rows=b"not deflated"), "cut or torn"),
-        (reader.SIGNATURE + chunk(b"IEND", b""), "missing"),
-        (reader.SIGNATURE + chunk(b"IDAT", b"") + chunk(b"IEND", b""), "missing"),
+        (SIGNATURE + chunk(b"IEND", b""), "no PNG file"),
+        (SIGNATURE + chunk(b"IDAT", b"") + chunk(b"IEND", b""), "no PNG file"),
+        (SOUND[:33] + chunk(b"IEND", b""), "cut or torn"),
         (b"x" * (64 * 2**10 + 1), "more than"),
     ],
 )
@@ -123,10 +131,34 @@ def test_wrong_pictures_are_refused(tmp_path, content, match):
     assert path.name in refused(tmp_path, match)
 
 
-def test_other_chunks_are_not_read():
-    text = chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(2**24)))
+def test_rows_that_no_file_of_the_release_lacks_are_black(tmp_path):
+    """All checksums in the file are right, so nothing is damaged; but it is not the release."""
+    release = as_release("notmnist", notmnist(tmp_path).parent)
+    rows = zlib.compress((b"\0" + b"\xff" * 28) * 20)
+    (tmp_path / "notMNIST" / "Train" / "A" / "TrainA0.png").write_bytes(picture(rows=rows))
+    images = load(release, tmp_path, "train")
+    assert (images.images[0, 0, :20] == 255).all()
+    assert (images.images[0, 0, 20:] == 0).all()
+    assert images.status == "other"
+    assert "pixels differ from the release" in images.note
+
+
+def test_other_chunks_change_no_pixel():
+    text = chunk(b"zTXt", b"a\0\0" + zlib.compress(b"words"))
     image = reader.read_png(SOUND[:33] + text + SOUND[33:], (28, 28))
     assert np.array_equal(image, pixels(5, 28, 28))
+
+
+@pytest.mark.parametrize("kind", [b"zTXt", b"iCCP", b"IDAT"])
+def test_what_unpacks_to_much_takes_little_memory(kind):
+    head = b"" if kind == b"IDAT" else b"a\0\0"
+    bomb = chunk(kind, head + zlib.compress(bytes(2**26)))
+    tracemalloc.start()
+    with contextlib.suppress(reader.Unreadable):
+        reader.read_png(SOUND[:33] + bomb + SOUND[33:], (28, 28))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 * 2**20
 
 
 @settings(max_examples=200, deadline=None)

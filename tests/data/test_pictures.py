@@ -10,7 +10,12 @@ import torch
 from PIL import Image
 
 from classgrad.data import decoding
-from classgrad.data.pictures import as_pictures, read_class_folders, read_picture
+from classgrad.data.pictures import (
+    as_pictures,
+    read_class_folders,
+    read_picture,
+    read_pictures,
+)
 from classgrad.errors import UserError
 from data.datafiles import pixels
 
@@ -278,8 +283,12 @@ def test_bad_files_are_listed_up_to_five(photos):
     bad = [photos / "cat" / "x.png", *(photos / "dog" / f"x{n}.png" for n in range(6))]
     for path in bad:
         path.write_bytes(b"no picture")
-    message = refused(read_class_folders, photos, 4, match="^7 file.* and 2 more; .*--skip-bad$")
+    message = refused(read_class_folders, photos, 4, match="^7 file.* and 2 more; .*skip_bad=True$")
     assert [str(path) in message for path in bad] == [True] * 5 + [False] * 2
+    for read, given in ((read_class_folders, photos), (read_pictures, [photos / "cat"])):
+        with pytest.raises(UserError, match="skip_bad=True") as caught:
+            read(given, 4)
+        assert caught.value.hint == "skip_bad"
     for path in bad[5:]:
         path.unlink()
     assert " more" not in refused(read_class_folders, photos, 4, match="^5 file")

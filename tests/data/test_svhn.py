@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from classgrad.cli.hints import told
 from classgrad.data import DATASETS, load
 from classgrad.data import svhn as reader
 from classgrad.errors import UserError
@@ -19,9 +20,9 @@ TRAIN = "train_32x32.mat"
 
 def refused(root, match=None):
     with pytest.raises(UserError, match=match) as caught:
-        load("svhn", root, "train", cached=False)
+        load("svhn", root, "train")
     one_line(caught.value)
-    return str(caught.value)
+    return told(caught.value)
 
 
 @pytest.mark.parametrize("packed", [False, True])

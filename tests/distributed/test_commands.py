@@ -8,8 +8,8 @@ import pytest
 from torch import distributed
 
 import classgrad
-from classgrad.distributed import voice
-from classgrad.distributed.voice import Voice
+from classgrad.distributed import speaker
+from classgrad.distributed.speaker import Speaker
 from classgrad.runs import run as runs
 from distributed import processes
 
@@ -89,20 +89,20 @@ def test_wrong_words_are_said_once_on_a_machine_and_other_commands_are_refused(c
     assert call("run", "--no-such-option")[2].count("\n") == 1
 
 
-def test_one_speaks_for_a_first_process_that_does_not(monkeypatch):
-    monkeypatch.setattr(voice, "PATIENCE", timedelta(seconds=0.01))
+def test_one_speaks_for_a_main_process_that_does_not(monkeypatch):
+    monkeypatch.setattr(speaker, "PATIENCE", timedelta(seconds=0.01))
     store = distributed.HashStore()
-    assert [Voice(rank, 4, store).speaks() for rank in (2, 1, 3)] == [True, False, False]
+    assert [Speaker(rank, 4, store).speaks() for rank in (2, 1, 3)] == [True, False, False]
 
     def gone(*given):
         raise RuntimeError("the store is gone")
 
     store = mock.Mock(wait=gone, add=gone)
-    assert [Voice(rank, 4, store).speaks() for rank in (2, 1, 3)] == [False, True, False]
+    assert [Speaker(rank, 4, store).speaks() for rank in (2, 1, 3)] == [False, True, False]
     found = []
     for rank in (4, 5, 6):  # of the second machine, when the first is gone
         monkeypatch.setenv("LOCAL_RANK", str(rank - 4))
-        found.append(Voice(rank, 7, store).speaks())
+        found.append(Speaker(rank, 7, store).speaks())
     assert found == [True, False, False]
 
 

@@ -76,12 +76,11 @@ def test_what_cannot_be_trained_together_is_refused_by_name(several, size):
         assert f"method '{name}' cannot be trained by several processes" in refused[name]
     words = {
         "batch": f"batch_size=1 is less than the {size} processes",
-        "compile": "compile is for one process",
         "few": f"has 1 training samples for {size} processes",
         "settings": "differ in the settings",
         "words": "differ in --fresh: start all of them with the same",
         "one input": "saw an input that is not a finite number",
-        "sight": "differ in whether they see 'runs': give --out a folder that all of them see",
+        "sight": "differ in whether they see 'runs': give a folder for results that all",
         "versions": "differ in the version of torch",
         "data": "differ in the data",
     }
@@ -101,7 +100,9 @@ def test_a_process_that_rounds_otherwise_has_what_the_first_has_after_a_task(sev
 @pytest.mark.parametrize("size", SIZES)
 def test_a_step_sends_its_gradients_and_the_loss(several, size):
     sent = said(several, size)["traffic"]
-    assert sent["training"] == sent["steps"] * (sent["gradients"] + 8)
+    assert sent["training sums"] == sent["steps"] * (sent["gradients"] + 8)
+    assert sent["training handed"] == sent["gradients"]  # the parameters, before the first step
+    assert "training counts" not in sent
 
 
 @pytest.mark.parametrize("size", SIZES)

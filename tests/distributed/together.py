@@ -20,7 +20,7 @@ from classgrad.networks import Network
 from classgrad.runs.run import Run, locking, refuse_other_processes
 from classgrad.runs.spec import make_plan
 from classgrad.tasks import Task, TaskStream
-from classgrad.training.acceleration import prepare
+from classgrad.training.loop import prepare
 from streams import blobs
 
 # Batches of 7 of 33 samples: parts of a batch differ, and the last batch has 5.
@@ -117,7 +117,7 @@ def learnt(name: str) -> dict[str, Tensor]:
 
 def refusals() -> dict[str, str]:
     """Return what is said of runs that cannot be trained together, by what is wrong."""
-    other = world().rank == world().size - 1  # one process is not like the others
+    other = world().process_index == world().size - 1  # one process is not like the others
     plan = {seed: make_plan(blobs(1), "finetune", network="mlp", seed=seed) for seed in (1, 2)}
     few = TaskStream("few", [blobs(1, 1, per_class=1)[0]], [blobs(1, 1).test(0)])
 
@@ -150,7 +150,6 @@ def refusals() -> dict[str, str]:
             if not kind.parallel
         },
         "batch": lambda: run(blobs(1), batch_size=1),
-        "compile": lambda: run(blobs(1), compile=True),
         "few": lambda: run(few),
         "settings": lambda: refuse_other_processes([plan[2 if other else 1]]),
         "words": lambda: refuse_other_processes([], fresh=other),
@@ -171,7 +170,7 @@ def refusals() -> dict[str, str]:
 
 def parted() -> dict[str, list[float]]:
     """Return what processes end with of which one has rounded otherwise than the others."""
-    other, found = 1e-6 * (world().rank == world().size - 1), {}
+    other, found = 1e-6 * (world().process_index == world().size - 1), {}
     gradients = OGD.gradients
 
     def rounded(*given: Any) -> Tensor:
@@ -202,12 +201,12 @@ def traffic() -> dict[str, int]:
     """Return bytes that a process sends, in the steps of a task and in its base update."""
     found = {}
     run = made("finetune")
-    before = world().sent.total()
+    before = world().sent.copy()
     run.method.fit_task(run.net, run.stream[0], run.fits(1))
     parameters = list(run.method.parameters(run.net, [run.stream[0]]))
     found["steps"] = run.steps
     found["gradients"] = sum(p.nbytes for p in parameters)
-    found["training"] = world().sent.total() - before
+    found |= {f"training {kind}": n for kind, n in (world().sent - before).items()}
     for samples, per_class in ((4, 11), (11, 11), (16, 90), (90, 90)):
         # Of a network that is not trained, so no class is left out for being told wrong.
         run = made("cgp", samples=samples, per_class=per_class, correct_only=False)
@@ -221,11 +220,11 @@ def traffic() -> dict[str, int]:
 
 def main(folder: Path) -> None:
     """Write all that is compared, as this process has it."""
-    rank, size = distributed.join().rank, world().size
+    index, size = distributed.join().process_index, world().size
     found = {f"{name}/{key}": value for name in runs(size) for key, value in learnt(name).items()}
-    save_file(found, folder / f"{rank}.safetensors")
+    save_file(found, folder / f"{index}.safetensors")
     said = {"refusals": refusals(), "traffic": traffic(), "parted": parted()}
-    (folder / f"{rank}.json").write_text(json.dumps(said))
+    (folder / f"{index}.json").write_text(json.dumps(said))
     distributed.leave()
 
 

@@ -1,16 +1,13 @@
 """Files of binary formats that are sound on the outside and wrong further in."""
 
 import gzip
-import json
 import struct
 import tarfile
 import zlib
-from typing import Any
 
 from hypothesis import strategies as st
 
 from fuzz.mutations import EXTREME, mutated
-from fuzz.trees import as_json, changed
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 WILD = st.sampled_from(EXTREME).map(lambda value: value % 2**32) | st.integers(0, 40)
@@ -98,23 +95,6 @@ def png_files(draw: st.DrawFn, size: int) -> bytes:
     if draw(st.integers(0, 5)) == 0:
         parts = draw(st.permutations(parts))
     return SIGNATURE + b"".join(parts)
-
-
-def safetensors_files(sound: bytes) -> st.SearchStrategy[bytes]:
-    """Return safetensors files with a header that is JSON of the right length, but wrong."""
-    (length,) = struct.unpack_from("<Q", sound)
-    header: dict[str, Any] = json.loads(sound[8 : 8 + length])
-    about = json.loads(header["__metadata__"]["about"])
-    inner = (
-        changed(about)
-        .map(as_json)
-        .map(lambda text: {**header, "__metadata__": {"about": text.decode()}})
-    )
-    return st.builds(
-        lambda tree, body: (text := as_json(tree)) and struct.pack("<Q", len(text)) + text + body,
-        changed(header) | inner,
-        _often(sound[8 + length :]),
-    )
 
 
 def archives(names: tuple[str, ...], content: bytes) -> st.SearchStrategy[bytes]:

@@ -1,4 +1,4 @@
-"""The files of the datasets, one by one, and the decoded images kept beside them."""
+"""The files of the datasets, one by one."""
 
 import gzip
 import pickle
@@ -7,10 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from classgrad.data import DATASETS, Images, cache, load
-from classgrad.data.files import digest
-from classgrad.data.loading import FORMATS
-from classgrad.errors import UserError
+from classgrad.data import DATASETS, load
 from data import datafiles
 from fuzz import binaries
 from fuzz.pickles import PICKLES
@@ -32,7 +29,7 @@ def _dataset(
         return folder / data.folder / file
 
     def read(folder: Path) -> None:
-        images = load(data, folder, "train", cached=False)
+        images = load(data, folder, "train")
         assert images.images.shape == (len(images), *data.shape)
         assert 0 <= images.labels.min() <= images.labels.max() < len(images.class_names)
 
@@ -82,34 +79,6 @@ def _png(sound: bytes) -> Strategy:
     return binaries.png_files(28)
 
 
-def _make_cache(folder: Path) -> Path:
-    datafiles.idx(folder)
-    load("mnist", folder, "train")
-    (entry,) = (folder / ".cache").iterdir()
-    return entry
-
-
-def _recall(folder: Path) -> None:
-    """Look for the entry; what is found is what was kept.
-
-    Whoever loads images is not told of an entry that is no good; here it counts as refused.
-    """
-    data = DATASETS["mnist"]
-    paths = FORMATS["idx"].find(folder, data, "train")
-    key = cache.key(data, "train", folder, {path: digest(data, path) for path in paths})
-    found = cache.recall(folder, data, "train", key)
-    if found is None:
-        raise UserError("this entry is not used")
-    _same(found[0], load(data, folder, "train", cached=False))
-
-
-def _same(found: Images, wanted: Images) -> None:
-    assert found.images.equal(wanted.images)
-    assert found.labels.equal(wanted.labels)
-    assert found.class_names == wanted.class_names
-    assert (found.coarse, found.coarse_names) == (wanted.coarse, wanted.coarse_names)
-
-
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 TARGETS = (
     _dataset("cifar10-batch", "cifar10", _write_cifar10, "data_batch_2", _pickles),
@@ -123,5 +92,4 @@ TARGETS = (
     _dataset("mat", "svhn", _write_plain_svhn, "train_32x32.mat", _mat),
     _dataset("mat-packed", "svhn", _write_svhn, "train_32x32.mat", _mat),
     _dataset("notmnist", "notmnist", datafiles.notmnist, "Train/C/TrainC1.png", _png),
-    Target("cache", _make_cache, _recall, binaries.safetensors_files),
 )

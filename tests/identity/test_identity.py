@@ -41,9 +41,10 @@ def evolved(*changed: tuple[str, str], renamed=None, removed=None) -> type[confi
     space = {**vars(config), "ClassVar": ClassVar, "RENAMED": renamed, "REMOVED": removed}
     source = source.replace(
         '    kind = "training setting"\n',
-        '    kind = "training setting"\n'
-        "    renamed: ClassVar = RENAMED or {}\n"
-        "    removed: ClassVar = REMOVED or {}\n",
+        '    kind = "training setting"\n    renamed: ClassVar = RENAMED or {}\n',
+    )
+    source = source.replace(
+        "removed: ClassVar[dict[str, Migration]] = {", "removed: ClassVar = {**(REMOVED or {}), "
     )
     exec(compile(source, "evolved", "exec", dont_inherit=True), space)
     made: type[config.Training] = space["Training"]

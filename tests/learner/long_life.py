@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
-from classgrad import CGP, Finetune, Learner, Training
+from classgrad import CGP, Learner, Training
 from classgrad.checkpoints import CheckpointManager
+from classgrad.methods import Finetune
 from faults.kills import ended, in_child, warm_up
 from photos import timeless
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from classgrad import METHODS, Learner, Method, Training, __version__
+from classgrad import Learner, Method, Training, __version__
+from classgrad.methods import METHODS
 
 DATA = Path(__file__).parent / "data"
 PREDICTED = "predicted.json"

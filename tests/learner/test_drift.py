@@ -5,9 +5,10 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from classgrad import CGP, Finetune, Learner, Training, leakage
+from classgrad import CGP, Learner, Training, leakage
 from classgrad.errors import UserError
 from classgrad.learner.drift import Leakage, Reference
+from classgrad.methods import Finetune
 from oracles.models import built
 
 QUICK = Training(epochs=12, batch_size=16, learning_rate=0.1)

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from classgrad import Finetune, Learner, Training, __version__
+from classgrad import Learner, Training, __version__
 from classgrad.errors import UserError
 from classgrad.learner.export import export
+from classgrad.methods import Finetune
 from oracles.models import built
 
 QUICK = Training(epochs=2, batch_size=8)

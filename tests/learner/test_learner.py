@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from classgrad import CGP, GPM, Finetune, Learner, Training
+from classgrad import CGP, GPM, Learner, Training
 from classgrad.checkpoints import CheckpointManager
 from classgrad.errors import UserError
+from classgrad.methods import Finetune
 from classgrad.training.loop import LossNotFinite
 from oracles.models import built
 
@@ -318,7 +319,7 @@ def test_a_class_of_one_image_is_warned_of_and_prototypes_can_be_left_out(tmp_pa
 
 
 def test_methods_that_keep_samples_are_refused():
-    from classgrad import ER, Multitask
+    from classgrad.methods import ER, Multitask
 
     for method in (ER(), Multitask()):
         with pytest.raises(UserError, match="keeps samples or needs all tasks"):

@@ -5,9 +5,10 @@ import shutil
 
 import pytest
 
-from classgrad import METHODS, Learner
+from classgrad import Learner
 from classgrad.checkpoints.manager import FOLDER
 from classgrad.checkpoints.schema import SCHEMA_VERSION
+from classgrad.methods import METHODS
 from learner.stored_states import DATA, PREDICTED, points, told
 
 STORED = sorted(path.parent for path in DATA.glob(f"*/*/{PREDICTED}"))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from classgrad.networks.response import LocalResponseNorm
+from classgrad.networks.lenet5 import LocalResponseNorm
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 3, 3), (3, 5, 4, 2), (2, 20, 3, 3), (4, 7, 6), (4, 7)])

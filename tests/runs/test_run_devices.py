@@ -5,10 +5,11 @@ import torch
 from torch.distributed import HashStore
 
 import classgrad
-from classgrad import METHODS, distributed
+from classgrad import distributed
 from classgrad.checkpoints import CheckpointManager
 from classgrad.distributed import World
 from classgrad.errors import Stopped, UserError
+from classgrad.methods import METHODS
 from classgrad.runs import run as runs
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
@@ -96,8 +97,8 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_written(call, 
 
 
 @pytest.mark.parametrize("there", [False, True])
-@pytest.mark.parametrize("graphics", [False, True])
-def test_what_is_on_graphics_devices_goes_by_nccl(there, graphics, monkeypatch):
+@pytest.mark.parametrize("gpu", [False, True])
+def test_what_is_on_gpus_goes_by_nccl(there, gpu, monkeypatch):
     asked = []
 
     def init(ways, **given):
@@ -109,8 +110,8 @@ def test_what_is_on_graphics_devices_goes_by_nccl(there, graphics, monkeypatch):
     monkeypatch.setattr(torch.distributed, "init_process_group", init)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="enough; start all of them with torchrun"):
-        distributed.join(graphics=graphics)
-    assert asked == ["cpu:gloo,cuda:nccl" if there and graphics else "gloo"]
+        distributed.join(gpu=gpu)
+    assert asked == ["cpu:gloo,cuda:nccl" if there and gpu else "gloo"]
 
 
 def test_each_of_several_processes_has_a_device_of_its_own(monkeypatch):

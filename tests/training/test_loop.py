@@ -1,17 +1,12 @@
-from shutil import which
-
 import pytest
 import torch
 from torch import nn
 
 from classgrad import methods, networks
 from classgrad.errors import UserError
-from classgrad.runs.run import Run
-from classgrad.runs.spec import make_plan
 from classgrad.tasks import Split, Task, batch_count, batches
-from classgrad.training.acceleration import prepare
 from classgrad.training.config import Training
-from classgrad.training.loop import LossNotFinite, epoch_batches, fit, validation_loss
+from classgrad.training.loop import LossNotFinite, epoch_batches, fit, prepare, validation_loss
 from streams import blobs
 
 STREAM = blobs(tasks=2)
@@ -167,25 +162,6 @@ def test_the_fused_optimiser_takes_the_steps_of_the_plain_one(nesterov):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from within PyTorch
-@pytest.mark.skipif(which("c++") is None, reason="no C++ compiler")
-def test_a_compiled_network_learns_the_same():
-    weights = []
-    for compiled in (False, True):
-        values = {**QUICK, "width": 8, "epochs": 1, "compile": compiled}
-        running = Run(make_plan(STREAM, "gpm", values=values), STREAM)
-        running.learn(0)
-        assert running.net.trunk._compiled_call_impl is None
-        weights.append(torch.cat([p.detach().flatten() for p in running.net.parameters()]))
-    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-6)
-
-
-def test_compiling_needs_a_compiler(monkeypatch):
-    monkeypatch.setattr("classgrad.training.acceleration.which", lambda _name: None)
-    running = Run(make_plan(STREAM, "gpm", values={**QUICK, "compile": True}), STREAM)
-    with pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
-        running.learn(0)
-
-
 @pytest.mark.parametrize("schedule", ["constant", "plateau"])
 def test_stored_statistics_are_those_of_the_training_data_without_dropout(schedule):
     net = networks.build("alexnet5", (3, 20, 20), norm="stored", affine="task")
@@ -214,7 +190,7 @@ def test_statistics_of_layers_that_are_not_in_training_stay():
     first, second = (layer for layer in net.modules() if hasattr(layer, "mean_0"))
     first.eval()
     x = torch.randn(40, 1, 4, 4, generator=torch.Generator().manual_seed(1))
-    net.settle(0, [x[:30], x[30:]])
+    net.recalibrate(0, [x[:30], x[30:]])
     assert first.mean_0.eq(0).all()
     assert first.variance_0.eq(1).all()
     assert second.mean_0.ne(0).any()

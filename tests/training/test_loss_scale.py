@@ -1,17 +1,21 @@
 """With float16 the loss is scaled: small gradients arrive, and too large ones leave a step out."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
+from torch.amp import GradScaler
 
-from classgrad import GPM, Finetune, Learner, Training
+from classgrad import GPM, Learner, Training
 from classgrad.checkpoints import CheckpointManager
 from classgrad.errors import Stopped
-from classgrad.training.loop import Loop
-from classgrad.training.loss_scale import START, LossScale
+from classgrad.methods import Finetune
+from classgrad.training.loop import Loop, load_scaler, unscale
 from oracles.models import built
 from photos import kept
 
+START = 2.0**16
 TRAINING = Training(epochs=4, batch_size=8, learning_rate=0.1, momentum=0.9)
 
 
@@ -34,10 +38,30 @@ def points(seed=1):
     return torch.randn(40, 4, generator=chance) + 2 * labels[:, None], labels
 
 
-def with_gradient(*values):
-    weight = nn.Parameter(torch.zeros(len(values)))
-    weight.grad = torch.tensor(values)
-    return [weight]
+class Scaled:
+    """A scaler of losses, and a weight that is given gradients."""
+
+    def __init__(self, dtype=torch.float32):
+        self.scaler = GradScaler("cpu")
+        self.scaler.scale(torch.zeros(()))  # makes the tensor of the scale, as a first loss does
+        self.weight = nn.Parameter(torch.zeros(0, dtype=dtype))
+        self.other = nn.Parameter(torch.zeros(2, dtype=dtype))  # without a gradient
+        self.optimizer = torch.optim.SGD([self.weight, self.other], lr=0.1)
+
+    def unscale(self, *values):
+        """Tell whether the step with these gradients is to be taken."""
+        self.weight.data = torch.zeros(len(values), dtype=self.weight.dtype)
+        self.weight.grad = torch.tensor(values, dtype=self.weight.dtype)
+        return unscale(self.scaler, self.optimizer)
+
+    @property
+    def state(self):
+        kept = self.scaler.state_dict()
+        return kept["scale"], kept["_growth_tracker"]
+
+
+def starting_at(scale):
+    return functools.partial(GradScaler, init_scale=scale)
 
 
 def learner(precision="float16", method=None):
@@ -45,36 +69,68 @@ def learner(precision="float16", method=None):
     return Learner(trunk, method or GPM(), training=TRAINING, precision=precision)
 
 
-def test_gradients_are_divided_by_the_factor_to_the_bit():
-    scale, (weight,) = LossScale(), with_gradient(1.0, -3e-6, 70000.0)
-    assert scale.unscale([weight, nn.Parameter(torch.zeros(2))])
-    assert torch.equal(weight.grad * START, torch.tensor([1.0, -3e-6, 70000.0]))
-    assert (scale.factor, scale.good) == (START, 1)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_are_divided_by_the_scale_to_the_bit(dtype):
+    scaled = Scaled(dtype)
+    assert scaled.unscale(1.0, -3e-6, 70000.0)
+    assert torch.equal(scaled.weight.grad * START, torch.tensor([1.0, -3e-6, 70000.0], dtype=dtype))
+    assert scaled.state == (START, 1)
 
 
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
-def test_a_step_with_too_large_gradients_is_left_out_and_the_factor_halved(bad):
-    scale = LossScale()
-    scale.unscale(with_gradient(1.0))
-    assert not scale.unscale(with_gradient(1.0, bad))
-    assert (scale.factor, scale.good) == (START / 2, 0)
+def test_a_step_with_too_large_gradients_is_left_out_and_the_scale_halved(bad):
+    scaled = Scaled()
+    scaled.unscale(1.0)
+    assert not scaled.unscale(1.0, bad)
+    assert scaled.state == (START / 2, 0)
 
 
-def test_without_a_factor_no_step_is_left_out():
-    scale = LossScale()
+def test_with_a_scale_of_one_no_step_is_left_out():
+    scaled = Scaled()
     for _ in range(16):
-        assert not scale.unscale(with_gradient(torch.inf))
-    assert scale.factor == 1
-    assert scale.unscale(with_gradient(torch.inf))
-    assert scale.factor == 1
+        assert not scaled.unscale(torch.inf)
+    assert scaled.state[0] == 1
+    assert scaled.unscale(torch.inf)
+    assert scaled.state[0] == 1
 
 
-def test_after_many_good_steps_the_factor_doubles():
-    scale = LossScale()
+def test_after_many_good_steps_the_scale_doubles():
+    scaled = Scaled()
     for number in range(2000):
-        assert scale.factor == START
-        assert scale.unscale(with_gradient(1.0)), number
-    assert (scale.factor, scale.good) == (2 * START, 0)
+        assert scaled.state[0] == START
+        assert scaled.unscale(1.0), number
+    assert scaled.state == (2 * START, 0)
+
+
+def test_states_of_before_and_of_now_are_taken_up():
+    for state in ({"factor": 2.0**9, "good": 7}, {"scale": 2.0**9, "_growth_tracker": 7}):
+        for scaled in (Scaled(), Scaled()):
+            load_scaler(scaled.scaler, state)
+            assert scaled.state == (2.0**9, 7)
+            assert scaled.unscale(2.0**9)
+            assert scaled.weight.grad == 1
+            assert scaled.state == (2.0**9, 8)
+    fresh = GradScaler("cpu")  # one that no loss has gone through
+    load_scaler(fresh, scaled.scaler.state_dict())
+    assert fresh.state_dict() == scaled.scaler.state_dict()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"factor": 2.0},
+        {"factor": "2", "good": 1},
+        {"factor": 0.0, "good": 1},
+        {"factor": torch.inf, "good": 1},
+        {"scale": torch.nan, "_growth_tracker": 1},
+        {"scale": 2.0, "_growth_tracker": -1},
+        {"scale": 2.0, "_growth_tracker": []},
+    ],
+)
+def test_states_that_make_no_sense_are_refused(state):
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        load_scaler(GradScaler("cpu"), state)
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
@@ -88,13 +144,13 @@ def test_gradients_too_small_for_float16_move_weights(precision):
 
 def test_a_step_that_is_left_out_moves_nothing(monkeypatch):
     seen = []
-    monkeypatch.setattr("classgrad.training.loss_scale.START", 2.0**24)
+    monkeypatch.setattr("classgrad.training.loop.GradScaler", starting_at(2.0**24))
     step = Loop.step
 
     def watched(self, *given):
-        before, factor = self.net.trunk[0].weight.clone(), self.scale.factor
+        before, scale = self.net.trunk[0].weight.clone(), self.scaler.get_scale()
         value = step(self, *given)
-        seen.append((factor, torch.equal(before, self.net.trunk[0].weight)))
+        seen.append((scale, torch.equal(before, self.net.trunk[0].weight)))
         return value
 
     monkeypatch.setattr(Loop, "step", watched)
@@ -114,15 +170,14 @@ def test_float16_learns_what_full_precision_learns():
         assert found[0] >= 75
 
 
-def test_the_factor_goes_on_with_a_task_that_was_cut_short(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "classgrad.training.loss_scale.START", 2.0**25
-    )  # changes in the first steps
-    step, factors = Loop.step, []
+def test_the_scale_resumes_with_a_task_that_was_cut_short(tmp_path, monkeypatch):
+    # Changes in the first steps.
+    monkeypatch.setattr("classgrad.training.loop.GradScaler", starting_at(2.0**25))
+    step, scales = Loop.step, []
 
     def stopping(self, *given):
-        factors.append(self.scale.factor)
-        if len(factors) == 6:
+        scales.append(self.scaler.get_scale())
+        if len(scales) == 6:
             checkpoints.asked = 15
         return step(self, *given)
 
@@ -130,14 +185,14 @@ def test_the_factor_goes_on_with_a_task_that_was_cut_short(tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "step", stopping)
         learner().learn("one", points(), checkpoint_dir=tmp_path / "whole")
-        wanted, factors, checkpoints.asked = factors, [], None
+        wanted, scales, checkpoints.asked = scales, [], None
         with pytest.raises(Stopped):
             learner().learn(
                 "one", points(), checkpoint_dir=tmp_path / "cut", checkpoints=checkpoints
             )
-        assert factors[-1] < 2.0**25
-        before, factors = factors, []
+        assert scales[-1] < 2.0**25
+        before, scales = scales, []
         learner().learn("one", points(), checkpoint_dir=tmp_path / "cut")
-    assert before + factors == wanted
+    assert before + scales == wanted
     trunk = learner().trunk
     assert kept(tmp_path / "cut", trunk) == kept(tmp_path / "whole", trunk)

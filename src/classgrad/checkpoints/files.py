@@ -16,6 +16,7 @@ from classgrad.checkpoints.errors import BadCheckpoint
 from classgrad.checkpoints.manifest import Entry, Manifest, parse_json, parse_manifest
 from classgrad.checkpoints.tensors import file_pieces, from_file
 from classgrad.errors import UserError
+from classgrad.files import sync_folder, write_new
 
 STATE, TENSORS, MANIFEST = "state.json", "tensors.safetensors", "manifest.json"
 LARGEST_MANIFEST = 2**16
@@ -33,7 +34,7 @@ def write(folder: Path, counter: int, state: dict[str, Any]) -> None:
     }
     manifest = Manifest(schema.SCHEMA_VERSION, __version__, counter, entries)
     _write_file(folder / MANIFEST, [manifest.to_json()])
-    sync(folder)
+    sync_folder(folder)
 
 
 def read(folder: Path, counter: int) -> tuple[Manifest, dict[str, Any]]:
@@ -61,40 +62,21 @@ def read(folder: Path, counter: int) -> tuple[Manifest, dict[str, Any]]:
     return manifest, schema.migrate(state, manifest.schema)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, and make their names durable."""
-    if not folder.is_dir():
-        make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        sync(folder.parent)
-
-
-def sync(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        # Some network filesystems cannot do this for folders; they keep names durable themselves.
-        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(handle)
-
-
 def _write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> Entry:
-    found, size = hashlib.sha256(), 0
-    with open(path, "xb") as file:
+    digest, size = hashlib.sha256(), 0
+
+    def hashed() -> Iterator[bytes | memoryview]:
+        nonlocal size
         for piece in pieces:
             # A little at a time: what was just hashed is still in the processor's cache.
             for start in range(0, len(piece), PIECE):
                 part = piece[start : start + PIECE]
-                found.update(part)
-                file.write(part)
+                digest.update(part)
+                yield part
             size += len(piece)
-        file.flush()
-        os.fsync(file.fileno())
-    return Entry(size, found.hexdigest())
+
+    write_new(path, hashed())
+    return Entry(size, digest.hexdigest())
 
 
 def _verified(path: Path, manifest: Manifest) -> bytes:

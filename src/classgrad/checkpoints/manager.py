@@ -1,5 +1,7 @@
 """When the state of a run is saved: now and then, and when the process is asked to stop."""
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -7,10 +9,26 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from classgrad.checkpoints.signals import heard_by
 from classgrad.checkpoints.store import Loaded, Store
 from classgrad.distributed import world
 from classgrad.errors import Stopped
+
+Hear = Callable[[int, FrameType | None], None]
+
+
+@contextmanager
+def heard_by(hear: Hear) -> Iterator[None]:
+    """Call `hear` with the number of every such signal while the block runs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is told of signals
+        return
+    before = {n: signal.signal(n, hear) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 FOLDER = "checkpoints"
 MINUTES = 5.0
@@ -20,7 +38,7 @@ WORTH_SAVING = 30.0  # seconds of training that the base update after it should 
 class CheckpointManager:
     """The checkpoints of a run; saves after so many minutes or steps, whichever comes first.
 
-    Several processes save and stop after the same step, which they agree on; the first one writes.
+    Several processes save and stop after the same step, which they agree on; the main one writes.
     """
 
     def __init__(self, folder: Path, *, minutes: float = MINUTES, steps: int | None = None) -> None:
@@ -77,12 +95,12 @@ class CheckpointManager:
     def save(self, state: dict[str, Any]) -> None:
         """Save a state; then stop, if that was asked for."""
         with self.patience():
-            world().by_first(lambda: self.store.save(state))
+            world().on_main_process(lambda: self.store.save(state))
         self._saved, self._taken = time.monotonic(), 0
 
     def clear(self) -> None:
         """Remove all checkpoints."""
-        world().by_first(self.store.clear)
+        world().on_main_process(self.store.clear)
 
     def listening(self) -> AbstractContextManager[None]:
         """Turn Ctrl-C and a request to end into `Stopped` while the block runs."""

@@ -11,6 +11,7 @@ from typing import Any
 from classgrad.checkpoints import files
 from classgrad.checkpoints.errors import BadCheckpoint
 from classgrad.errors import UserError
+from classgrad.files import make_folder, sync_folder
 
 # Folders that begin like this are being written or removed; nothing in them counts.
 PART = ".part-"
@@ -50,7 +51,7 @@ class Store:
         """Save a state; it is on disk when this returns, and what was there before stays if not."""
         last, part = None, None
         try:
-            files.make_folder(self.folder)
+            make_folder(self.folder)
             self._remove_parts()
             before = self._counters()
             newest = max(before, default=None)
@@ -59,7 +60,7 @@ class Store:
             part = self._part(counter)
             files.write(part, counter, state)
             os.rename(part, self._path(counter))
-            files.sync(self.folder)
+            sync_folder(self.folder)
         except OSError as error:
             raise self._not_saved(error, last) from None
         finally:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import typer
 
 from classgrad.cli import data, export, info, learn, predict, report, reproduce, run, show, watch
+from classgrad.cli.hints import told
 from classgrad.errors import Stopped, UserError, shown
 
 # typer's own class for a wrong command line, below the one it exports: in some versions it is
@@ -43,7 +44,7 @@ def main() -> None:
         refuse_several(sys.argv[1:])
         sys.exit(app(standalone_mode=False))
     except UserError as error:
-        fail(str(error))
+        fail(told(error))
     except CLICK_ERROR as error:
         if not error.format_message():  # no command was given, and the help is printed already
             sys.exit(2)
@@ -69,8 +70,8 @@ def fail(message: str, code: int = 2) -> NoReturn:
 
     if "--fresh" in sys.argv:
         message = message.replace("same command goes on", "same command without --fresh goes on")
-    if world().voice.speaks():
+    if world().speaker.speaks():
         print(f"classgrad: {' '.join(message.split())}", file=sys.stderr, flush=True)
-    world().voice.spoken()
+    world().speaker.spoken()
     leave()  # threads that carry messages could abort the process at its end
     sys.exit(code)

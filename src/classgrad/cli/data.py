@@ -3,11 +3,15 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from classgrad.cli.hints import told, worded
 from classgrad.errors import UserError
+
+if TYPE_CHECKING:
+    from classgrad.data.check import Report
 
 app = typer.Typer(
     help="List, check and download the datasets of the benchmarks.", no_args_is_help=True
@@ -88,15 +92,24 @@ def check(name: Name, data_dir: Folder = None, as_json: AsJson = False) -> None:
         with console.status(f"checking {each}"):
             reports.append(check_one(each, root))
     if as_json:
-        print(json.dumps([{**asdict(r), "status": r.status} for r in reports], indent=1))
+        print(json.dumps([as_dict(report) for report in reports], indent=1))
     else:
         table = Table("dataset", "part", "images", "status", "remark")
         for report in reports:
             for f in report.findings:
-                table.add_row(report.name, f.split, f"{f.count:,}", f.status, f.note)
+                note = worded(f.note, f.hint)
+                table.add_row(report.name, f.split, f"{f.count:,}", f.status, note)
         Console().print(table)
     if any(report.status != "complete" for report in reports):
         raise typer.Exit(1)
+
+
+def as_dict(report: "Report") -> dict[str, Any]:
+    """Return a report for JSON, in the words of the command line."""
+    content = {**asdict(report), "status": report.status}
+    for finding in content["findings"]:
+        finding["note"] = worded(finding["note"], finding.pop("hint"))
+    return content
 
 
 @app.command(epilog="Examples: classgrad data fetch cifar100 | classgrad data fetch all")
@@ -114,6 +127,6 @@ def fetch(name: Name, data_dir: Folder = None) -> None:
             if name != "all":
                 raise
             failed.append(each)
-            print(error)
+            print(told(error))
     if failed:
         raise UserError(f"not fetched: {', '.join(failed)}; the reasons are above")

@@ -8,8 +8,7 @@ from rich.table import Table
 from classgrad.experiments.compare import Figure, Row
 from classgrad.experiments.jobs import Job, State
 from classgrad.experiments.spec import Experiment
-from classgrad.report.page.words import duration
-from classgrad.report.terminal import number
+from classgrad.report.text import duration, number
 
 
 def plan_table(jobs: Sequence[Job], states: Sequence[State], seconds: Sequence[float]) -> Table:

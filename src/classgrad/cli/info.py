@@ -41,7 +41,7 @@ def info(
 
 def show_info(console: "Console", found: "Info") -> None:
     """Print tables of tasks and of room, and lines on the rest."""
-    from classgrad.report.terminal import size
+    from classgrad.report.text import size
 
     def line(title: str, text: str) -> None:
         console.print(f"{title:<10} {text}", soft_wrap=True)

@@ -12,8 +12,7 @@ from rich.text import Text
 from classgrad.cli.experiment_tables import plain_table
 from classgrad.experiments.executors.pool import Show
 from classgrad.experiments.jobs import Status
-from classgrad.report.page.words import duration
-from classgrad.report.terminal import number
+from classgrad.report.text import duration, number
 
 LABEL_WIDTH = 30
 AROUND = 6  # lines of the screen that are not rows of the table

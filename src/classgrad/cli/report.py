@@ -10,7 +10,7 @@ import typer
 from classgrad.errors import UserError, shown
 
 if TYPE_CHECKING:
-    from classgrad.report.page.summary import Section
+    from classgrad.report.page.summary import PublishedLine, Section
     from classgrad.runs.record import RunRecord
 
 EXAMPLES = (
@@ -60,28 +60,49 @@ def report(
         raise UserError(f"'{shown(files[-1])}' is named twice: give each output its own file")
     if pictures:
         refuse_folder(pictures)
-    records = found_runs(runs)
-    found = sections(records, against)
-    left_out = len(records) - sum(len(row.runs) for section in found for row in section.rows)
+    records = read_records(runs)
+    compared = sections(records, against, published_lines())
+    left_out = len(records) - sum(len(row.runs) for section in compared for row in section.rows)
     if left_out:
         why = "others have the same settings and seed"
         print(f"left out  {left_out} of {len(records)} records: {why}", file=sys.stderr)
-    texts = {out: page_of(found, title=title)}
+    texts = {out: page_of(compared, title=title)}
     if markdown:
-        texts[markdown] = as_markdown(found)
+        texts[markdown] = as_markdown(compared)
     if csv:
-        texts[csv] = comma_separated(found)
+        texts[csv] = comma_separated(compared)
     if printed:
         print(texts.pop(Path("-")), end="")
     for file, text in texts.items():
         write_text(file, text)
-    told = sys.stderr if printed else sys.stdout
+    stream = sys.stderr if printed else sys.stdout
     if pictures:
-        print(f"pictures  {pictures}: {draw_into(pictures, found)} files", file=told)
-    print(f"page      {out}", file=told)
+        print(f"pictures  {pictures}: {draw_into(pictures, compared)} files", file=stream)
+    print(f"page      {out}", file=stream)
 
 
-def draw_into(folder: Path, found: "list[Section]") -> int:
+def published_lines() -> "list[PublishedLine]":
+    """Return what papers print for the runs of all experiments, with every recipe."""
+    from classgrad.experiments import spec as experiments
+    from classgrad.report.page.summary import PublishedLine
+    from classgrad.runs import recipes
+
+    return [
+        PublishedLine(
+            plan=line.plan(experiment.benchmark, recipe, seed=0),
+            source=f"{experiment.title}, {line.label} ({experiment.source})",
+            accuracy=line.paper.accuracy,
+            transfer=line.paper.transfer_percent,
+            tolerance=experiment.tolerance,
+        )
+        for experiment in experiments.load_many("all")
+        for recipe in sorted(recipes.names())
+        for line in experiment.lines
+        if line.paper
+    ]
+
+
+def draw_into(folder: Path, compared: "list[Section]") -> int:
     """Draw every figure into a folder, with a bar; return the number of files."""
     from rich.console import Console
 
@@ -90,14 +111,14 @@ def draw_into(folder: Path, found: "list[Section]") -> int:
 
     try:
         with bar(Console(stderr=True), "pictures") as move:
-            return len(draw(found, folder, move))
+            return len(draw(compared, folder, move))
     except OSError as error:
         raise UserError(f"'{shown(folder)}' cannot be written to: {shown(error)}") from None
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a file, whole or not at all."""
-    from classgrad.data.files import write_atomic
+    from classgrad.files import write_atomic
 
     try:
         write_atomic(path, lambda part: part.write_text(text, encoding="utf-8"))
@@ -105,17 +126,17 @@ def write_text(path: Path, text: str) -> None:
         raise UserError(f"'{shown(path)}' cannot be written: {shown(error)}") from None
 
 
-def found_runs(paths: list[Path]) -> "list[RunRecord]":
+def read_records(paths: list[Path]) -> "list[RunRecord]":
     """Read the records in folders, each once; pictures, pages and tables are passed over."""
-    from classgrad.report.found import record_files
+    from classgrad.report.records import record_files
     from classgrad.runs.record import RunRecord
 
     files: dict[Path, Path] = {}  # by where it really is
     for path in paths:
-        found = record_files([path])
-        if path.is_dir() and not found:
+        below = record_files([path])
+        if path.is_dir() and not below:
             raise UserError(f"no runs in '{shown(path)}': give a folder that 'run' wrote to")
-        files.update((file.resolve(), file) for file in found)
+        files.update((file.resolve(), file) for file in below)
     if not files:
         raise UserError("only pictures, pages or tables are named: give folders of runs")
     return [RunRecord.load(file) for file in files.values()]

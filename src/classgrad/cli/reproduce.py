@@ -226,7 +226,7 @@ def carry_out(
     from classgrad.cli.live import showing
     from classgrad.experiments.estimate import Estimate, Workload, finished_records, in_all
     from classgrad.experiments.executors.local import LocalPool
-    from classgrad.report.page.words import duration
+    from classgrad.report.text import duration
 
     if ray is not None:
         from classgrad.experiments.executors.ray import refuse_relative

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from classgrad.cli.hints import worded
 from classgrad.cli.show import show_records
 from classgrad.cli.words import (
     DataDir,
@@ -67,9 +68,6 @@ def run(
     ] = False,
     save_minutes: SaveMinutes = 5.0,
     save_steps: SaveSteps = None,
-    compiled: Annotated[
-        bool, typer.Option("--compile", help="Compile the network; rarely faster on a CPU.")
-    ] = False,
     device: Device = "cpu",
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write curves to the run's folder, too.")
@@ -82,13 +80,11 @@ def run(
 
     A run that was cut short goes on where it was when the command is repeated.
     """
-    from functools import partial
-
     from rich.console import Console
 
     from classgrad.checkpoints import CheckpointManager
     from classgrad.distributed import join, leave, world
-    from classgrad.report.terminal import draw_matrices
+    from classgrad.report.page.pictures import draw_matrices
     from classgrad.runs.events import refuse_missing
     from classgrad.runs.run import (
         Run,
@@ -99,10 +95,10 @@ def run(
         run_folder,
     )
 
-    first = join(graphics=device.startswith("cuda")).first
+    first = join(gpu=device.startswith("cuda")).is_main_process
     if tensorboard:
         refuse_missing()
-    values = {**parse_settings(settings or []), **({"compile": True} if compiled else {})}
+    values = parse_settings(settings or [])
     seeds = parse_seeds(seed)
     groups = [make_plans(benchmark, method, network, recipe, one, values) for one in seeds]
     all_plans = [plan for plans in groups for plan in plans]
@@ -114,7 +110,10 @@ def run(
         raise UserError(f"nothing in '{out}' to go on with: leave out --resume")
     # Brackets in names are no markup.
     console = Console(stderr=as_json, markup=False, quiet=not first)
-    tell = partial(console.print, soft_wrap=True)
+
+    def tell(line: str, hint: str | None = None) -> None:
+        console.print(worded(line, hint), soft_wrap=True)
+
     records: list[RunRecord] = []
 
     def runs(stream: "TaskStream", number: int) -> "Iterator[Run]":

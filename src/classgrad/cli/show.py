@@ -34,11 +34,11 @@ def list_tables(
 
     from classgrad.cli import tables
 
-    found = tables.everything() if name is None else {name: tables.settings_of(name)}
+    listed = tables.everything() if name is None else {name: tables.settings_of(name)}
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(listed, indent=1))
         return
-    for title, entries in found.items():
+    for title, entries in listed.items():
         table = Table("name", "what it is", title=title, title_justify="left")
         for entry, summary in entries.items():
             table.add_row(entry, summary)
@@ -57,15 +57,15 @@ def show(
     """Show the record of a run, or compare several."""
     from rich.console import Console
 
-    from classgrad.report.found import runs_among
+    from classgrad.report.records import without_outputs
     from classgrad.runs.record import RunRecord
 
-    records = [RunRecord.load(path) for path in runs_among(map(Path, runs))]
+    records = [RunRecord.load(path) for path in without_outputs(map(Path, runs))]
     if not records:
         raise UserError("only pictures, pages or tables are named: give folders of runs")
     if as_json:
-        found = [json.loads(record.to_json()) for record in records]
-        print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
+        plain = [json.loads(record.to_json()) for record in records]
+        print(json.dumps(plain[0] if len(plain) == 1 else plain, indent=1))
         return
     if as_markdown:
         from classgrad.report.terminal import markdown
@@ -76,7 +76,7 @@ def show(
 
 
 def show_records(console: "Console", records: "list[RunRecord]") -> None:
-    """Print a comparison; for one run also its accuracy matrix and the room left."""
+    """Print a comparison; for one run also its accuracy matrix and the ranks of its layers."""
     from classgrad.report import terminal as report
 
     several = len(report.summaries(records)) < len(records)
@@ -84,6 +84,6 @@ def show_records(console: "Console", records: "list[RunRecord]") -> None:
     if len(records) == 1:
         console.print(report.matrix_table(records[0]))
         if records[0].layers:
-            console.print(report.room_table(records[0]))
+            console.print(report.rank_table(records[0]))
     if any(not record.complete for record in records):
         console.print("Some runs did not end: their figures are of the tasks learnt so far.")

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from classgrad.cli.report import published_lines
 from classgrad.errors import Stopped
 
 EXAMPLES = (
@@ -31,15 +32,15 @@ def watch(
     """
     import webbrowser
 
-    from classgrad.checkpoints.signals import heard_by
-    from classgrad.report.server import open_server
-    from classgrad.report.watched import Watched
+    from classgrad.checkpoints.manager import heard_by
+    from classgrad.report.server import WatchedRuns, open_server
 
     def end(number: int, frame: object) -> None:
         raise Stopped(number)  # no Exception, which the server would take for one of a request
 
+    watched = WatchedRuns(runs, published_lines())
     try:
-        with heard_by(end), open_server(Watched(runs), port) as server:
+        with heard_by(end), open_server(watched, port) as server:
             print(f"{server.address}  (Ctrl-C ends)", flush=True)
             if open_page:
                 webbrowser.open(server.address)

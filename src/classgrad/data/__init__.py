@@ -1,4 +1,4 @@
-"""Datasets from their official files: found, checked, decoded to uint8 tensors and cached."""
+"""Datasets from their official files: found, checked, and decoded to uint8 tensors."""
 
 import os
 from pathlib import Path
@@ -30,6 +30,6 @@ def data_dir(given: str | Path | None = None) -> Path:
     chosen = given or os.environ.get("CLASSGRAD_DATA")
     if chosen:
         return Path(chosen).expanduser()
-    from classgrad.data.cache import user_folder
+    import pooch
 
-    return user_folder() / "data"
+    return Path(pooch.os_cache("classgrad")) / "data"

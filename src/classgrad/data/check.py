@@ -22,6 +22,7 @@ class Finding:
     note: str
     count: int = 0
     per_class: tuple[int, ...] = ()
+    hint: str | None = None  # for the command line, which has its own words for it
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Report:
 
 
 def check(which: str | Dataset, root: str | Path) -> Report:
-    """Decode both splits afresh and compare shape, counts and checksums with the release.
+    """Decode both splits and compare shape, counts and checksums with the release.
 
     A copy in another packing counts as the same: what is compared is the decoded content.
     """
@@ -55,9 +56,9 @@ def check(which: str | Dataset, root: str | Path) -> Report:
 
 def _examine(data: Dataset, root: str | Path, split: str) -> Finding:
     try:
-        images = load(data, root, split, cached=False)
+        images = load(data, root, split)
     except Missing as error:
-        return Finding(split, "missing", str(error))
+        return Finding(split, "missing", str(error), hint=error.hint)
     except UserError as error:
-        return Finding(split, "other", str(error))
+        return Finding(split, "other", str(error), hint=error.hint)
     return Finding(split, images.status, images.note, len(images), images.per_class)

@@ -12,11 +12,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from classgrad.data.check import Report, check
-from classgrad.data.files import file_matches, flush
+from classgrad.data.files import file_matches
 from classgrad.data.releases import describe
 from classgrad.data.table import Dataset, Download
 from classgrad.data.unpack import Unsound, unpack
 from classgrad.errors import UserError, shown
+from classgrad.files import put_in_place, sync_folder
 
 CHUNK = 2**16
 TIMEOUT = 30
@@ -25,9 +26,9 @@ TIMEOUT = 30
 def fetch(which: str | Dataset, root: str | Path, *, progress: bool | None = None) -> Report:
     """Download what is missing of a dataset, and return the report on the files then there.
 
-    Files are collected in the folder .downloads under `root`; what a cut leaves there is checked
-    and used again. `progress` shows bars on standard error; by default, if that is a terminal.
-    Nothing that is already in place is overwritten.
+    Files are collected in the folder .downloads under `root`; what an interruption leaves there is
+    checked and used again. `progress` shows bars on standard error; by default, if that is a
+    terminal. Nothing that is already in place is overwritten.
     """
     data, root = describe(which), Path(root).expanduser()
     if not data.downloads:
@@ -101,8 +102,7 @@ def _put(data: Dataset, download: Download, file: Path, root: Path, store: Path)
     place = root / download.place
     place.parent.mkdir(parents=True, exist_ok=True)
     if not download.unpack:
-        flush(file)
-        os.replace(file, place)
+        put_in_place(file, place)
         return
     stage = Path(tempfile.mkdtemp(prefix="unpack-", dir=store))
     try:
@@ -111,6 +111,7 @@ def _put(data: Dataset, download: Download, file: Path, root: Path, store: Path)
         if report.status != "complete":
             raise Unsound(report.note.replace(str(stage), str(root)))
         os.replace(stage / download.place, place)
+        sync_folder(place.parent)
     except Unsound as error:
         raise UserError(
             f"{shown(file)} is not the release ({shown(error)}): remove it and try again"

@@ -1,18 +1,13 @@
-"""Reading, comparing and writing files so that every failure is one clear line."""
+"""Reading and comparing files of datasets so that every failure is one clear line."""
 
 import hashlib
 import os
 import stat
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 from classgrad.data.table import Dataset
 from classgrad.errors import UserError, shown
-
-PIECE = 2**20
 
 Source = tuple[Path, bytes]
 
@@ -23,49 +18,34 @@ class Missing(UserError):
 
 def missing(data: Dataset, path: Path) -> Missing:
     """Return the error for a file or folder that is not there."""
-    return Missing(f"{data.title} is missing: no {shown(path)}; {data.remedy()}")
+    what = f"{data.title} is missing: no {shown(path)}"
+    return Missing(f"{what}; {data.remedy()}", hint=data.hint)
 
 
 def damaged(data: Dataset, path: Path, what: str) -> UserError:
     """Return the error for a file that cannot be used."""
-    return UserError(f"{shown(path)}: {what}; remove it and {data.remedy(again=True)}")
+    return unusable(data, path, f"{what}; remove it", again=True)
 
 
-@contextmanager
-def opened(data: Dataset, path: Path) -> Iterator[BinaryIO]:
-    """Open a regular file, if it is no larger than a file of `data` can be."""
+def unusable(data: Dataset, path: Path, what: str, *, again: bool = False) -> UserError:
+    """Return the error for what is in the way of the dataset's own files."""
+    return UserError(f"{shown(path)}: {what} and {data.remedy(again)}", hint=data.hint)
+
+
+def read(data: Dataset, path: Path) -> bytes:
+    """Return the content of a regular file, if it is no larger than a file of `data` can be."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"{shown(path)}: not a file; move it away and {data.remedy()}")
+            raise unusable(data, path, "not a file; move it away")
         if status.st_size > data.largest:
             raise damaged(data, path, f"{status.st_size:,} bytes, more than {data.largest:,}")
         with open(path, "rb", buffering=0) as file:
-            yield file
+            return file.read()
     except FileNotFoundError:
         raise missing(data, path) from None
     except OSError as error:
         raise UserError(f"{shown(path)}: cannot be read ({error.strerror})") from None
-
-
-def read(data: Dataset, path: Path) -> bytes:
-    """Return the content of a file."""
-    with opened(data, path) as file:
-        return file.read()
-
-
-def digest(data: Dataset, path: Path) -> str:
-    """Return the sha256 of a file, without holding more than a piece of it."""
-    found = hashlib.sha256()
-    with opened(data, path) as file:
-        while piece := file.read(PIECE):
-            found.update(piece)
-    return found.hexdigest()
-
-
-def sha256(content: bytes) -> str:
-    """Return the hexadecimal sha256 of `content`."""
-    return hashlib.sha256(content).hexdigest()
 
 
 def file_matches(path: Path, checksum: str) -> bool:
@@ -82,24 +62,3 @@ def released(paths: Iterable[Path], checksums: Mapping[str, str]) -> bool:
         name in found and file_matches(found[name], checksum)
         for name, checksum in checksums.items()
     )
-
-
-def flush(path: Path) -> None:
-    """Make the content of a file durable."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file, then give it its name: whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
-    os.close(handle)
-    part = Path(name)
-    try:
-        write(part)
-        flush(part)
-        part.chmod(0o644)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -1,15 +1,14 @@
-"""From files to tensors: find, compare with the cache, decode, and judge against the release."""
+"""From files to tensors: find, decode, and judge against the release."""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from classgrad.data import cache, cifar, idx, notmnist, notmnist32, svhn
-from classgrad.data.files import Source, damaged, digest, read, released, sha256
+from classgrad.data import cifar, idx, notmnist, notmnist32, svhn
+from classgrad.data.files import Source, damaged, read, released, unusable
 from classgrad.data.images import Content, Images, checksums
 from classgrad.data.releases import DATASETS, describe
 from classgrad.data.table import SPLITS, Dataset, Split
-from classgrad.errors import UserError, shown
 
 WORDS = {"train": "training", "test": "test"}
 
@@ -33,34 +32,20 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def load(
-    which: str | Dataset, root: str | Path, split: str = "train", *, cached: bool = True
-) -> Images:
+def load(which: str | Dataset, root: str | Path, split: str = "train") -> Images:
     """Return the images of one split of a dataset found under `root`.
 
-    `which` is a name in `DATASETS`. With `cached`, decoded images are kept beside the data and
-    taken from there as long as the files hold the same bytes.
+    `which` is a name in `DATASETS`.
     """
     data, root = describe(which), Path(root).expanduser()
     facts = data.split(split)
     form = FORMATS[data.format]
     paths = form.find(root, data, split)
-    found = None
-    if cached:
-        digests = {path: digest(data, path) for path in paths}
-        found = cache.recall(root, data, split, cache.key(data, split, root, digests))
-    if found is None:
-        sources = [(path, read(data, path)) for path in paths]
-        images = form.decode(sources, data, split)
-        if len(images) > facts.count:
-            what = f"{len(images):,} images, the release has {facts.count:,}"
-            raise damaged(data, paths[-1], what)
-        found = images, checksums(images)
-        if cached:
-            # The key is made of the bytes that were decoded: the files may have changed since.
-            digests = {path: sha256(content) for path, content in sources}
-            cache.keep(root, data, split, cache.key(data, split, root, digests), *found)
-    images, held = found
+    images = form.decode([(path, read(data, path)) for path in paths], data, split)
+    if len(images) > facts.count:
+        what = f"{len(images):,} images, the release has {facts.count:,}"
+        raise damaged(data, paths[-1], what)
+    held = checksums(images)
     _refuse_another(data, split, paths[-1].parent, held)
     same = facts.images is None and len(images) == facts.count and released(paths, facts.files)
     status, note = judge(facts, split, images, held, same_files=same)
@@ -108,5 +93,4 @@ def _refuse_another(data: Dataset, split: str, folder: Path, held: Content) -> N
                 continue
             whose = f"{other.title}'s {WORDS[name]} files, not {data.title}'s {WORDS[split]} files"
             if held.images == facts.images or held.labels == facts.labels:
-                what = f"these are {whose}; move them away and {data.remedy()}"
-                raise UserError(f"{shown(folder)}: {what}")
+                raise unusable(data, folder, f"these are {whose}; move them away")

@@ -64,7 +64,7 @@ def read_class_folders(
     own = [picture_files(folder) for folder in folders]
     images, kept, bad = from_files([file for files in own for file in files], size, progress)
     if bad and not skip_bad:
-        raise UserError(f"{_told(bad)}; remove what cannot be read, or pass --skip-bad")
+        raise _skippable(bad)
     lengths = torch.tensor([len(files) for files in own])
     labels = torch.arange(len(folders)).repeat_interleave(lengths)[torch.tensor(kept).long()]
     for label, folder in enumerate(folders):
@@ -117,7 +117,7 @@ def read_pictures(
         files += picture_files(path) if os.path.isdir(path) else [path]
     images, kept, bad = from_files(files, size, progress)
     if bad and not skip_bad:
-        raise UserError(f"{_told(bad)}; leave out what cannot be read, or pass --skip-bad")
+        raise _skippable(bad)
     if not kept:
         raise UserError(f"no picture is left: {_told(bad)}")
     return images, [files[row] for row in kept], bad
@@ -169,6 +169,11 @@ def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
         raise UserError(f"'{shown(folder)}' is not a folder that can be read: {reason}") from None
     folders = [path for path in found if os.path.isdir(path)]
     return folders, [path for path in found if not os.path.isdir(path)]
+
+
+def _skippable(bad: Sequence[Skipped]) -> UserError:
+    advice = "remove what cannot be read, or leave it out with skip_bad=True"
+    return UserError(f"{_told(bad)}; {advice}", hint="skip_bad")
 
 
 def _told(bad: Sequence[Skipped]) -> str:

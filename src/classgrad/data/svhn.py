@@ -1,4 +1,9 @@
-"""SVHN's cropped digits: MATLAB 5 files with the variables X and y."""
+"""SVHN's cropped digits: MATLAB 5 files with the variables X and y.
+
+A reader of our own, because scipy's looks types of numbers up without a bound: with 1.17, one
+changed byte ends the process with a segmentation fault, and so do arrays nested deep enough. To
+rule that out beforehand takes all that is here.
+"""
 
 import math
 import os

@@ -69,8 +69,13 @@ class Dataset:
             raise unknown("split", name, SPLITS)
         return self.train if name == "train" else self.test
 
+    @property
+    def hint(self) -> str | None:
+        """Return the hint for the command line that goes with the remedy."""
+        return f"fetch:{self.name}" if self.downloads else None
+
     def remedy(self, again: bool = False) -> str:
         """Say how to get the files."""
         if self.downloads:
-            return f"fetch it{' again' if again else ''}: classgrad data fetch {self.name}"
+            return f"fetch it{' again' if again else ''} with classgrad.data.fetch"
         return f"get it from {self.by_hand} and unpack it in {self.folder}/"

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from classgrad.data.notmnist import EMPTY, FOLDERS, tested
 from classgrad.data.table import Dataset, Download
+from classgrad.files import write_new
 
 # Unpacked, the released archives have less than 190 MB.
 MOST = 512 * 2**20
@@ -55,9 +56,7 @@ def _members(data: Dataset, download: Download, archive: Path, stage: Path) -> N
     }
     (stage / download.place).mkdir(parents=True)
     for name, content in _contents(archive, wanted.__contains__, data.largest):
-        _write(wanted.pop(name), content)
-        with open(stage / name, "rb") as file:
-            os.fsync(file.fileno())
+        write_new(wanted.pop(name), [content])
     if wanted:
         raise Unsound(f"it does not hold {next(iter(wanted))}")
 
@@ -79,7 +78,7 @@ def _letters(data: Dataset, download: Download, archive: Path, stage: Path) -> N
             place.mkdir(parents=True)
             for name, content in contents.items():
                 if (name in test) == (split == "test"):
-                    _write(place / name, content)
+                    (place / name).write_bytes(content)
     if hasattr(os, "sync"):
         # Once for all: thousands of single files take too long one by one.
         os.sync()
@@ -107,8 +106,3 @@ def _contents(
         if isinstance(error, Unsound):
             raise
         raise Unsound(f"it cannot be unpacked: {error}") from None
-
-
-def _write(path: Path, content: bytes) -> None:
-    with open(path, "xb") as file:
-        file.write(content)

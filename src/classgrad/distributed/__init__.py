@@ -9,54 +9,54 @@ from datetime import timedelta
 import torch
 from torch import distributed
 
-from classgrad.distributed.world import Cut, Lost, World
+from classgrad.distributed.world import World
 from classgrad.errors import UserError, shown
 
-__all__ = ["Cut", "Lost", "World", "join", "leave", "world"]
+__all__ = ["World", "join", "leave", "world"]
 
 PATIENCE = timedelta(hours=12)  # with the slowest process; one that has died is noticed at once
 
-_here = World()
+_world = World()
 _joined = 0  # how often this process has found others
 
 
 def world() -> World:
     """Return the world of this process."""
-    return _here
+    return _world
 
 
-def join(*, graphics: bool = False) -> World:
+def join(*, gpu: bool = False) -> World:
     """Find the other processes that torchrun has started with this one, if there are any.
 
-    With `graphics` what is on such devices goes from one to another by nccl, the rest by gloo.
+    With `gpu` what is on GPUs goes from one to another by nccl, the rest by gloo.
     """
-    global _here, _joined
-    if _here.size > 1 or number_of("WORLD_SIZE", 1) == 1:
-        return _here
+    global _world, _joined
+    if _world.size > 1 or number_of("WORLD_SIZE", 1) == 1:
+        return _world
     try:
-        store, rank, size = next(distributed.rendezvous("env://"))
+        store, process_index, size = next(distributed.rendezvous("env://"))
         # What was written before torchrun started these again, or they met again, is not for them.
         store = distributed.PrefixStore(f"start {started_before()}.{_joined}", store)
-        ways = "cpu:gloo,cuda:nccl" if graphics and torch.cuda.is_available() else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if gpu and torch.cuda.is_available() else "gloo"
         distributed.init_process_group(
-            ways, store=store, rank=rank, world_size=size, timeout=PATIENCE
+            backend, store=store, rank=process_index, world_size=size, timeout=PATIENCE
         )
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"the other processes of this run cannot be reached: {shown(error)}; start all of them "
             "with torchrun"
         ) from None
-    _here = World(rank, size, store)
+    _world = World(process_index, size, store)
     _joined += 1
-    return _here
+    return _world
 
 
 def leave() -> None:
     """Take leave of the other processes."""
-    global _here
-    if _here.size > 1:
+    global _world
+    if _world.size > 1:
         distributed.destroy_process_group()
-    _here = World()
+    _world = World()
 
 
 def started_before() -> int:

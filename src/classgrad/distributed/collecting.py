@@ -19,11 +19,6 @@ def processes() -> Processes:
     return ALONE if world().size == 1 else Together(world())
 
 
-def most_rows(count: int) -> int:
-    """Return about how many rows a part of a batch has: the same for all, of `count` in this."""
-    return world().most_rows(count)
-
-
 class Together:
     """Several processes, each with batches of its own: round after round they take one each."""
 
@@ -58,7 +53,7 @@ class Together:
         table = self.world.table(torch.tensor([*counts, *here, *seen]))
         by_process, present, others = table.split([len(places), len(places), len(known)], dim=1)
         labels.update(v for v, any_of in zip(known, others.any(0), strict=True) if any_of)
-        before = by_process[: self.world.rank].sum(0).tolist()
+        before = by_process[: self.world.process_index].sum(0).tolist()
         total = by_process.sum(0).tolist()
         return {
             value: (before[place], total[place])
@@ -85,12 +80,12 @@ class Together:
                 if in_rows[place]:
                     part = c.representations.pop(name, Representation(site.dimension))
                     gram = summed_gram(self.world, part.gram())
-                    if self.world.first:
+                    if self.world.is_main_process:
                         c.representations[name] = Representation.of_gram(gram, in_rows[place])
                 if in_samples[place]:
                     nothing = torch.zeros(widths[place], dtype=torch.float64)
-                    total = self.world.sum_in_first(c.sums.pop(name, nothing))
-                    if self.world.first:
+                    total = self.world.sum_on_main_process(c.sums.pop(name, nothing))
+                    if self.world.is_main_process:
                         c.sums[name], c.counts[name] = total, in_samples[place]
 
 
@@ -100,7 +95,7 @@ def summed_gram(together: World, gram: Tensor) -> Tensor:
     size = max(1, -(-len(gram) // BLOCKS))
     for start in range(0, len(gram), size):  # what is below a block is that beside it, turned
         stop = min(start + size, len(gram))
-        block = together.sum_in_first(gram[start:stop, start:])
+        block = together.sum_on_main_process(gram[start:stop, start:])
         total[start:stop, start:] = block
         total[start:, start:stop] = block.T
     return total

@@ -1,80 +1,62 @@
-"""The processes of a run, what each does, and what goes from one to another.
+"""The processes of a run, which part of the work each does, and what they send to each other.
 
-Every process has all data and draws the same random numbers. In training each works on its own part
-of every batch, and what is computed of parts is put together: gradients by
-DistributedDataParallel, statistics of BatchNorm and Gram matrices by sums over processes. Elsewhere
-whole batches take turns among the processes. One process alone is a world of its own, in which
-nothing here does or costs anything.
+Every process has all data and draws the same random numbers. In training each works on its own
+shard of every batch, and what is computed of shards is put together: gradients are averaged,
+statistics of BatchNorm and Gram matrices are sums over processes. Elsewhere whole batches take
+turns among the processes. With one process every call is a no-op.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
-from classgrad.distributed.voice import Voice
+from classgrad.distributed.speaker import Speaker
 from classgrad.errors import UserError, shown
+from classgrad.networks.shard import Shard
 
 T = TypeVar("T")
 
-NETWORK = ("onnection", "imed out", "roken pipe")  # in messages of errors of the network
-
-
-class Lost(UserError):
-    """Another process of the run has ended before its time."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A batch of `whole` samples, of which this process has those from `start` to `stop`."""
-
-    whole: int
-    start: int
-    stop: int
-
-    @property
-    def own(self) -> int:
-        """Samples of this process."""
-        return self.stop - self.start
-
-    def of_whole(self, count: int) -> int:
-        """Return how many values the whole batch has, where this process has `count`."""
-        return count // self.own * self.whole
+# gloo raises plain RuntimeErrors. One with any of these in it means that a process is gone.
+PROCESS_LOST = (
+    "connection",  # "Connection closed by peer", "Read error ...: Connection reset by peer"
+    "timed out",  # "Timed out waiting 3000ms for recv operation to complete"
+    "broken pipe",  # "writev ...: Broken pipe"
+)
 
 
 class World:
-    """The processes of a run: this is number `rank` of `size`."""
+    """The processes of a run: this is number `process_index` of `size`."""
 
     def __init__(
-        self, rank: int = 0, size: int = 1, store: distributed.Store | None = None
+        self, process_index: int = 0, size: int = 1, store: distributed.Store | None = None
     ) -> None:
-        self.rank, self.size = rank, size
-        self.voice = Voice(rank, size, store)
-        self.cut: Cut | None = None  # of the batch at hand, while it is cut among processes
+        self.process_index, self.size = process_index, size
+        self.speaker = Speaker(process_index, size, store)
+        self.shard: Shard | None = None  # of the current batch, while it is split
         # Bytes this process has given to others, each counted once: "sums" of what was computed,
         # what one "handed" to all, and "counts", whole numbers with which they agree.
         self.sent: Counter[str] = Counter()
 
     @property
-    def first(self) -> bool:
+    def is_main_process(self) -> bool:
         """Whether this is the process that writes and prints."""
-        return self.rank == 0
+        return self.process_index == 0
 
-    # Who does what.
+    # Which part of the work each does.
 
-    def own(self, items: Iterable[T]) -> Iterator[T]:
+    def take_turns(self, items: Iterable[T]) -> Iterator[T]:
         """Yield what this process does of items that take turns among processes.
 
-        >>> list(World(1, 3).own(range(8)))
+        >>> list(World(1, 3).take_turns(range(8)))
         [1, 4, 7]
         """
-        return islice(items, self.rank, None, self.size)
+        return islice(items, self.process_index, None, self.size)
 
     def in_step(self, items: Iterable[T]) -> Iterator[T | None]:
         """Yield items of this process, and None after them as long as others have some left."""
@@ -88,59 +70,64 @@ class World:
                 return
             yield item
 
-    def part(self, count: int) -> slice:
-        """Return this process's part of so many samples: parts differ by one sample at most.
-
-        >>> [World(rank, 3).part(8) for rank in range(3)]
-        [slice(0, 3, None), slice(3, 6, None), slice(6, 8, None)]
-        """
-        least, more = divmod(count, self.size)
-        start = self.rank * least + min(self.rank, more)
-        return slice(start, start + least + (self.rank < more))
-
-    @contextmanager
-    def cutting(self, count: int) -> Iterator[slice]:
-        """Cut a batch of so many samples among the processes; yield this one's part.
+    def shard_of(self, count: int) -> Shard:
+        """Return this process's shard of a batch of so many samples: they differ by one at most.
 
         A batch with fewer samples than there are processes stays whole, and each has all of it.
+
+        >>> [World(index, 3).shard_of(8).part for index in range(3)]
+        [slice(0, 3, None), slice(3, 6, None), slice(6, 8, None)]
         """
-        before, part = self.cut, slice(0, count)
-        self.cut = None
-        if 1 < self.size <= count:
-            part = self.part(count)
-            self.cut = Cut(count, part.start, part.stop)
+        if not 1 < self.size <= count:
+            return Shard(count, 0, count)
+        least, more = divmod(count, self.size)
+        start = self.process_index * least + min(self.process_index, more)
+        stop = start + least + (self.process_index < more)
+        return Shard(count, start, stop, self.size, self.sum)
+
+    @contextmanager
+    def sharding(self, count: int) -> Iterator[Shard]:
+        """Split a batch of so many samples in the block; yield this process's shard."""
+        before, shard = self.shard, self.shard_of(count)
+        self.shard = None if shard.is_whole else shard
         try:
-            yield part
+            yield shard
         finally:
-            self.cut = before
-
-    @property
-    def place(self) -> tuple[int, int] | None:
-        """Where this part begins in its batch, and how many samples that has; None if uncut."""
-        return None if self.cut is None else (self.cut.start, self.cut.whole)
-
-    @property
-    def weight(self) -> float:
-        """What a mean over this part counts, so that the mean over processes is that of all."""
-        return 1.0 if self.cut is None else self.cut.own * self.size / self.cut.whole
-
-    def weighted(self, loss: Tensor) -> Tensor:
-        """Return the mean loss of this part, by its weight."""
-        return loss if self.cut is None else loss * self.weight
+            self.shard = before
 
     def most_rows(self, count: int) -> int:
-        """Return about how many rows a part has: the same for all, where this one has `count`."""
-        return count if self.cut is None else -(-self.cut.of_whole(count) // self.size)
+        """Return about how many rows a shard has: the same for all, where this has `count`."""
+        return count if self.shard is None else -(-self.shard.of_whole(count) // self.size)
 
-    # What goes from one to another.
+    # What they send to each other.
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over processes."""
         return self._sent(_kind(values), values, distributed.all_reduce)
 
-    def sum_in_first(self, values: Tensor) -> Tensor:
-        """Return the sum over processes in the first; what others get is worth nothing."""
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean over processes."""
+        return values if self.size == 1 else self.sum(values) / self.size
+
+    def sum_on_main_process(self, values: Tensor) -> Tensor:
+        """Return the sum over processes in the main one; what others get is worth nothing."""
         return self._sent(_kind(values), values, lambda total: distributed.reduce(total, 0))
+
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Let the gradients of these parameters, where they have one, be the means over processes.
+
+        All go in one message, so steps in which some parameters have no gradient are as any other.
+        """
+        if self.size == 1:
+            return
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if not gradients:
+            return
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        self._send("sums", flat, distributed.all_reduce)
+        parts = flat.div_(self.size).split([gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view(gradient.shape))
 
     def largest(self, values: Sequence[int]) -> list[int]:
         """Return the largest over processes of each value."""
@@ -158,43 +145,46 @@ class World:
     def table(self, values: Tensor) -> Tensor:
         """Return these values of every process, (size, ...)."""
         rows = values.new_zeros(self.size, *values.shape)
-        rows[self.rank] = values
+        rows[self.process_index] = values
         return self.sum(rows)
 
-    def gathered(self, part: Tensor) -> Tensor:
-        """Return the rows of the whole batch, given those of this part; gradients come back."""
-        return part if self.cut is None else _Gathered.apply(part, self)
-
-    def from_first(self, values: Tensor) -> Tensor:
-        """Return what the first process has; the others have values of the same shape."""
+    def broadcast(self, values: Tensor) -> Tensor:
+        """Return what the main process has; the others have values of the same shape."""
         return self._sent("handed", values, lambda found: distributed.broadcast(found, 0))
 
-    def rows_from_first(self, rows: Tensor) -> Tensor:
-        """Return the rows that the first process has; the others need not know how many."""
-        count = self.largest([len(rows)])[0] if self.size > 1 else len(rows)
-        return self.from_first(rows if self.first else rows.new_empty(count, *rows.shape[1:]))
-
-    def level(self, tensors: Iterable[Tensor]) -> None:
-        """Let these hold what the first process has."""
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
+        """Let these hold what the main process has."""
         if self.size > 1:
             for values in tensors:
-                values.copy_(self.from_first(values))
+                values.copy_(self.broadcast(values))
 
-    def bytes_from_first(self, content: bytes) -> bytes:
-        """Return what the first process has, of any length."""
+    def broadcast_rows(self, find: Callable[[], Tensor], like: Tensor) -> Tensor:
+        """Return rows that the main process finds while the others wait; `like` has one shape."""
+        if self.size == 1:
+            return find()
+        rows = find() if self.is_main_process else like[:0]
+        count = self.largest([len(rows)])[0]
+        if not self.is_main_process:
+            rows = rows.new_empty(count, *rows.shape[1:])
+        return self.broadcast(rows)
+
+    def broadcast_bytes(self, content: bytes) -> bytes:
+        """Return what the main process has, of any length."""
         return self._bytes_from(0, content)
 
-    def _bytes_from(self, rank: int, content: bytes) -> bytes:
+    def _bytes_from(self, process_index: int, content: bytes) -> bytes:
         """Return what one process has, of any length."""
         if self.size == 1:
             return content
 
         def given(values: Tensor) -> Tensor:
-            return self._sent("handed", values, lambda found: distributed.broadcast(found, rank))
+            return self._sent(
+                "handed", values, lambda found: distributed.broadcast(found, process_index)
+            )
 
         length = int(given(torch.tensor(len(content))))
         found = torch.zeros(length, dtype=torch.uint8)
-        if self.rank == rank and content:
+        if self.process_index == process_index and content:
             found = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         return given(found).numpy().tobytes()
 
@@ -209,14 +199,14 @@ class World:
             yield
         except UserError as found:
             error = found
-        number = self.largest([0 if error is None else self.rank + 1])[0]
+        number = self.largest([0 if error is None else self.process_index + 1])[0]
         if number:
             raise UserError(self._bytes_from(number - 1, str(error).encode()).decode())
 
-    def by_first(self, work: Callable[[], object]) -> None:
-        """Let the first process do something while the others wait; an error is that of all."""
+    def on_main_process(self, work: Callable[[], object]) -> None:
+        """Let the main process do something while the others wait; an error is that of all."""
         error = None
-        if self.first:
+        if self.is_main_process:
             try:
                 work()
             except UserError as found:
@@ -224,33 +214,10 @@ class World:
         if self.any(error is not None):
             raise error or UserError("the first process of the run cannot go on")
 
-    def _sent(self, kind: str, values: Tensor, work: Callable[[Tensor], object]) -> Tensor:
-        """Return what becomes of a copy of these values when all processes give theirs."""
-        if self.size == 1:
-            return values
-        found = values.detach().clone(memory_format=torch.contiguous_format)
-        self.sent[kind] += found.nbytes
-        with self.watched():
-            work(found)
-        return found
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Say in one line that another process is gone, if that comes out in the block."""
-        try:
-            yield
-        except RuntimeError as error:
-            if self.size == 1 or not any(word in str(error) for word in NETWORK):
-                raise
-            raise Lost(
-                "another process of this run has ended: the same command goes on from what was "
-                f"saved last ({shown(error)})"
-            ) from None
-
     def refuse_differences(
         self, values: Mapping[str, object], remedy: str = "start all of them with the same"
     ) -> None:
-        """Refuse to go on where processes differ in some of these."""
+        """Refuse to continue where processes differ in some of these."""
         if self.size == 1:
             return
         found = [hashlib.blake2b(repr(v).encode(), digest_size=7) for v in values.values()]
@@ -261,23 +228,27 @@ class World:
             if low != high:
                 raise UserError(f"the processes of this run differ in {name}: {remedy}")
 
+    def _sent(self, kind: str, values: Tensor, work: Callable[[Tensor], object]) -> Tensor:
+        """Return what becomes of a copy of these values when all processes give theirs."""
+        if self.size == 1:
+            return values
+        found = values.detach().clone(memory_format=torch.contiguous_format)
+        self._send(kind, found, work)
+        return found
+
+    def _send(self, kind: str, values: Tensor, work: Callable[[Tensor], object]) -> None:
+        """Let all processes give their values; say in one line if another process is gone."""
+        self.sent[kind] += values.nbytes
+        try:
+            work(values)
+        except RuntimeError as error:
+            if not any(words in str(error).lower() for words in PROCESS_LOST):
+                raise
+            raise UserError(
+                "another process of this run has ended: the same command goes on from what was "
+                f"saved last ({shown(error)})"
+            ) from None
+
 
 def _kind(values: Tensor) -> str:
     return "sums" if values.is_floating_point() else "counts"
-
-
-class _Gathered(torch.autograd.Function):
-    """The rows of all parts; their gradients are summed over the processes that used them."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, here: World) -> Tensor:
-        cut = here.cut
-        assert cut is not None
-        ctx.here, ctx.cut = here, cut
-        rows = part.new_zeros(cut.whole, *part.shape[1:])
-        rows[cut.start : cut.stop] = part
-        return here.sum(rows)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.here.sum(grad)[ctx.cut.start : ctx.cut.stop], None

@@ -19,9 +19,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from classgrad.data.files import write_atomic
 from classgrad.data.pictures import as_pictures
 from classgrad.errors import UserError, shown
+from classgrad.files import write_atomic
+from classgrad.learner.inputs import Images
 from classgrad.learner.learnt import LearntTask
 from classgrad.networks.network import Network
 from classgrad.prediction.accuracy import BATCH
@@ -121,7 +122,7 @@ class Leakage:
         )
 
 
-def take(learner: Answering, images: Any, task: str) -> Reference:
+def take(learner: Answering, images: Images, task: str) -> Reference:
     """Return what a learner says now to images of a task, given as for `Learner.predict`."""
     number = learner.number(task)
     given = images if isinstance(images, Tensor) else as_pictures(images, learner.size)

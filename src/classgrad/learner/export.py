@@ -22,8 +22,8 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from classgrad import __version__
-from classgrad.data.files import write_atomic
 from classgrad.errors import UserError, shown
+from classgrad.files import write_atomic
 from classgrad.learner.learner import Learner
 from classgrad.prediction.calibration import probabilities
 
@@ -85,7 +85,9 @@ def refuse_place(path: Path, force: bool) -> None:
     if not path.parent.is_dir():
         raise UserError(f"'{shown(path.parent)}' is not a folder: make it, or give another")
     if path.exists() and not force:
-        raise UserError(f"'{shown(path)}' is there already: give another name, or --force")
+        raise UserError(
+            f"'{shown(path)}' is there already: give another name, or force it", hint="force"
+        )
 
 
 def asked_task(learner: Learner, task: str | None) -> int:

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from classgrad.checkpoints import CheckpointManager
 from classgrad.checkpoints.errors import understood
 from classgrad.checkpoints.manager import FOLDER
@@ -13,6 +11,7 @@ from classgrad.checkpoints.store import Store
 from classgrad.learner.forecast import LayerForecast, forecast_all
 from classgrad.learner.learner import LEARNING, read_state, unfinished_state
 from classgrad.learner.learnt import LearntTask
+from classgrad.methods.base import nbytes
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,3 @@ def read(folder: Path) -> Info:
             },
             warnings=loaded.warnings,
         )
-
-
-def nbytes(value: Any) -> int:
-    """Return the bytes of all tensors in nested dicts and lists."""
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        return sum(map(nbytes, value.values()))
-    return sum(map(nbytes, value)) if isinstance(value, list | tuple) else 0

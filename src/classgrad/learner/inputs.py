@@ -5,13 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL.Image import Image as Picture
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from classgrad.data.pictures import read_class_folders
 from classgrad.errors import UserError
 from classgrad.tasks import Split
 
-Data = str | Path | Split | tuple[Any, Any] | Iterable[tuple[Any, Any]]
+# What a user may give to learn from, and to ask about.
+Data = str | Path | Split | tuple[Any, Any] | Iterable[tuple[Any, Any]] | Dataset[Any]
+Images = Tensor | str | Path | Picture | Sequence[str | Path] | Sequence[Picture]
 
 
 def as_split(

@@ -23,12 +23,12 @@ from classgrad.data.pictures import as_pictures
 from classgrad.errors import UserError, unknown
 from classgrad.learner.drift import Reference, take
 from classgrad.learner.forecast import LayerForecast, forecast_all
-from classgrad.learner.inputs import Data, as_split, divided
+from classgrad.learner.inputs import Data, Images, as_split, divided
 from classgrad.learner.learnt import LearntTask
 from classgrad.methods import METHODS
 from classgrad.methods.base import Method
 from classgrad.methods.projection.cgp import CGP
-from classgrad.networks.adapted import adapted, width_of
+from classgrad.networks.adapted import adapted
 from classgrad.networks.network import Network
 from classgrad.prediction.accuracy import ClassPrototypes, inputs
 from classgrad.prediction.calibration import KINDS, Prediction, calibrated, predictions
@@ -254,9 +254,9 @@ class Learner:
                 )
             else:
                 assert self.trunk is not None
-                trunk = copy.deepcopy(self.trunk)  # the first stays as it was given
-                width = self.embedding or width_of(trunk, self.input_shape)
-                net = Network(trunk, width, seed=self.seed)
+                net = networks.build_own(
+                    self.trunk, self.input_shape, self.seed, embedding=self.embedding
+                )
             net.to(self.device)
             self.session = Session(net, self.method, self.training, seed=self.seed, classes=classes)
             precision = PRECISIONS[self.precision] if self.precision else None
@@ -301,7 +301,7 @@ class Learner:
     @torch.no_grad()
     def predict(
         self,
-        images: Any,
+        images: Images,
         task: str | None = None,
         *,
         by: str = "confidence",
@@ -325,7 +325,7 @@ class Learner:
             for prediction in predictions(self.net, self.tasks, known, x, numbers, by)
         ]
 
-    def inputs(self, images: Any) -> Tensor:
+    def inputs(self, images: Images) -> Tensor:
         """Return what the network sees of images that a user gives."""
         self.net  # noqa: B018  # says so if nothing was learnt
         if not isinstance(images, Tensor):
@@ -341,7 +341,7 @@ class Learner:
         dtype = next(self.net.parameters()).dtype
         return self.transform(split.unit_images(slice(None), dtype))
 
-    def reference(self, images: Any, task: str) -> Reference:
+    def reference(self, images: Images, task: str) -> Reference:
         """Take down what is said to images of a task now, for `leakage` later.
 
         It holds the images, and is yours to keep: it is no part of what `save` saves.
@@ -408,9 +408,7 @@ class Learner:
         state = loaded.state
         with understood(f"what is kept in '{folder}'"):
             if state["network"] is None and trunk is None:
-                raise UserError(
-                    "this learner has a trunk of your own: give it again, with trunk= or --model"
-                )
+                raise UserError("this learner has a trunk of your own: give it again", hint="model")
             version = defaults.check(state.get("defaults", 1))
             options = {**defaults.of(KIND, version), **state}
             learner = cls(
@@ -507,7 +505,8 @@ class Learner:
         if other:
             raise UserError(
                 f"task '{saved.get('task')}' was cut short with another {other[0]}: give the same "
-                "again, or --fresh to start the task again"
+                "again, or start the task afresh",
+                hint="fresh",
             )
 
     def _known_by(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -614,11 +613,7 @@ def restored_network(state: Mapping[str, Any], version: int) -> dict[str, Any]:
     if name is None or name not in networks.NETWORKS:
         return dict(options)
     kind = networks.NETWORKS[name].Options
-    restored = defaults.restored(f"network {name}", kind, options, version)
-    usual = kind().model_dump()
-    given = kind.brought_up_to_date(options)
-    return {
-        option: value
-        for option, value in restored.model_dump().items()
-        if option in given or value != usual[option]
-    }
+    restored = defaults.restored(f"network {name}", kind, options, version).model_dump()
+    usual, given = kind().model_dump(), kind.brought_up_to_date(options)
+    older = {option: value for option, value in restored.items() if value != usual[option]}
+    return {**given, **{option: value for option, value in older.items() if option not in given}}

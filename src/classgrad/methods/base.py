@@ -1,6 +1,8 @@
 """The protocol of a method. Its defaults are finetuning: learn each task, protect nothing."""
 
+import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -9,10 +11,13 @@ from pydantic import ConfigDict
 from torch import Tensor, nn
 from torch.nn import functional
 
-from classgrad.checkpoints.sharing import from_first
+from classgrad.checkpoints.encoding import decode, encode
+from classgrad.checkpoints.manifest import parse_json
+from classgrad.checkpoints.tensors import file_pieces, from_file
 from classgrad.devices import moved
-from classgrad.distributed import world
+from classgrad.distributed import World, world
 from classgrad.networks.network import Network
+from classgrad.networks.shard import Shard
 from classgrad.settings import Settings
 from classgrad.tasks import Task
 
@@ -22,8 +27,9 @@ class Step:
     """One training step: `images` in [0, 1], `x` what the network sees of them, labels `y`.
 
     The samples are `task.train` at `index`; `number` steps of the task came before it, of at most
-    `steps`. Several processes have a part each of the samples at `batch`. A fresh optimiser was
-    made for this task: all its momentum is of this task, even where it was loaded.
+    `steps`. Several processes have a shard each of the samples at `batch`; one has all of them. A
+    fresh optimiser was made for this task: all its momentum is of this task, even where it was
+    loaded.
     """
 
     task: Task
@@ -37,7 +43,12 @@ class Step:
     per_epoch: int
     steps: int
     batch: Tensor
+    shard: Shard
     fresh_optimizer: bool = False
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Return rows for the whole batch, given those for `x`; gradients come back."""
+        return self.shard.gather(rows)
 
     @property
     def epoch(self) -> int:
@@ -111,7 +122,7 @@ class Method(Settings):
         """Take up a task in its middle, instead of `begin_task`: method and network are loaded."""
 
     def parameters(self, net: Network, tasks: Sequence[Task]) -> Iterator[nn.Parameter]:
-        """Yield what the optimiser may move: the trunk, and the heads of the tasks at hand.
+        """Yield what the optimiser may move: the trunk, and the heads of the current tasks.
 
         Where earlier heads are revisited, those of all tasks so far.
         """
@@ -119,11 +130,6 @@ class Method(Settings):
         here = range(len(net.heads)) if self.revisits else [task.id for task in tasks]
         heads = [p for task in here for p in net.head_parameters(task)]
         yield from dict.fromkeys(heads)
-
-    def idles(self, net: Network, tasks: Sequence[Task]) -> bool:
-        """Tell whether a step may leave some of these parameters without a gradient."""
-        revisited = self.revisits and len(net.heads) > 1
-        return revisited or len(tasks) > 1 or (len(net.heads) > 1 and net.own_norms)
 
     def fit_task(self, net: Network, task: Task, fit: Fit) -> None:
         """Train on a task; `fit` runs the loop over the tasks it is given."""
@@ -134,7 +140,7 @@ class Method(Settings):
         return 1
 
     def loss(self, net: Network, step: Step) -> Tensor:
-        """Return the loss of one batch; of a part of one, its mean over the part."""
+        """Return the loss of one batch; of a shard of one, its mean over the shard."""
         return functional.cross_entropy(net(step.x, step.task.id), step.y)
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
@@ -166,7 +172,7 @@ class Method(Settings):
 
     def memory_bytes(self) -> int:
         """Return the bytes of what is kept between tasks, beside the network."""
-        return sum(_nbytes(value) for value in self.state_dict().values())
+        return sum(nbytes(value) for value in self.state_dict().values())
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is kept between tasks: tensors, numbers, strings, lists and dicts of them."""
@@ -180,19 +186,39 @@ class Method(Settings):
         device = torch.device("cpu") if self.on_cpu else next(net.parameters()).device
         self.load_state_dict(moved(state, device), net)
 
-    def level(self, net: Network) -> None:
-        """Take over what the first of several processes has, so that rounding cannot part them."""
-        if world().size > 1:
-            state = from_first(self.state_dict())
-            if not world().first:
-                self.restore(state, net)
+    # For methods that several processes can train. With one process every call is a no-op.
+
+    @property
+    def processes(self) -> World:
+        """The processes that train together, for sums over them and for turns at batches."""
+        return world()
+
+    @contextmanager
+    def sharded(self, net: Network, count: int) -> Iterator[Shard]:
+        """Split a batch of so many samples in the block; yield the shard the network is to see."""
+        with world().sharding(count) as shard, net.sharded(shard):
+            yield shard
+
+    def broadcast_state(self, net: Network) -> None:
+        """Take over the main process's state, so that rounding cannot drive processes apart."""
+        if world().size == 1:
+            return
+        text, values = b"", b""
+        if world().is_main_process:
+            tree, tensors = encode(self.state_dict())
+            text = json.dumps(tree, allow_nan=False).encode()
+            values = b"".join(file_pieces(tensors))
+        text, values = world().broadcast_bytes(text), world().broadcast_bytes(values)
+        if not world().is_main_process:
+            self.restore(decode(parse_json(text), from_file(values)), net)
 
 
-def _nbytes(value: Any) -> int:
+def nbytes(value: Any) -> int:
+    """Return the bytes of all tensors in nested dicts, lists and tuples."""
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, dict):
-        return sum(_nbytes(part) for part in value.values())
+        return sum(nbytes(part) for part in value.values())
     if isinstance(value, list | tuple):
-        return sum(_nbytes(part) for part in value)
+        return sum(nbytes(part) for part in value)
     return 0

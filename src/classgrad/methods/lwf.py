@@ -23,7 +23,8 @@ in every step, which comes to the same, as images are not augmented; λ = 1 and 
 (there 2 and 1, which needs smaller steps); no clipping of gradients.
 """
 
-from typing import Any, ClassVar
+from dataclasses import InitVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, PrivateAttr
 from torch import Generator, Tensor
@@ -47,6 +48,9 @@ class LwF(Distilled):
     temperature: float = Field(
         default=2.0, ge=1e-3, description="what logits are divided by there (T)"
     )
+
+    if TYPE_CHECKING:  # aliases, see Settings
+        T: InitVar[float] = temperature
 
     _answers: Tensor | None = PrivateAttr(default=None)
 

@@ -1,9 +1,14 @@
 """Networks for streams of tasks: a trunk from the table, and one head for each task."""
 
+import hashlib
 from typing import Any
+
+import torch
+from torch import nn
 
 from classgrad import seeds
 from classgrad.errors import UserError, unknown
+from classgrad.networks.adapted import adapted, width_of
 from classgrad.networks.alexnet5 import AlexNet5
 from classgrad.networks.layers import Dropout, TaskBatchNorm
 from classgrad.networks.lenet5 import LeNet5
@@ -20,7 +25,18 @@ NETWORKS: dict[str, type[Trunk]] = {
     "resnet18": ResNet18,
 }
 
-__all__ = ["NETWORKS", "Dropout", "Network", "NetworkSettings", "TaskBatchNorm", "build", "options"]
+OWN = "own:"  # what names of networks of a user's own begin with
+
+__all__ = [
+    "NETWORKS",
+    "OWN",
+    "Dropout",
+    "Network",
+    "NetworkSettings",
+    "TaskBatchNorm",
+    "build",
+    "options",
+]
 
 
 def options(name: str, /, **values: Any) -> NetworkSettings:
@@ -28,6 +44,36 @@ def options(name: str, /, **values: Any) -> NetworkSettings:
     if name not in NETWORKS:
         raise unknown("network", name, NETWORKS)
     return NETWORKS[name].Options(**values)
+
+
+def own_name(trunk: nn.Module) -> str:
+    """Return what a trunk of a user's own is known by: its class, and a digest of its weights."""
+    digest = hashlib.blake2b(digest_size=4)
+    for name, value in trunk.state_dict().items():
+        digest.update(repr((name, value.dtype, tuple(value.shape))).encode())
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return f"{OWN}{type(trunk).__name__}-{digest.hexdigest()}"
+
+
+def build_own(
+    trunk: nn.Module,
+    input_shape: tuple[int, ...],
+    seed: int = 1,
+    *,
+    heads: str = "task",
+    embedding: int | None = None,
+) -> Network:
+    """Return a network with a copy of a trunk of a user's own, without any head yet.
+
+    Without `embedding` the trunk is run once to see how many numbers it makes of an input.
+
+    >>> build_own(nn.Linear(4, 3), (4,)).embedding
+    3
+    """
+    trunk = adapted(trunk)
+    width = embedding or width_of(trunk, input_shape)
+    return Network(trunk, width, seed=seed, shared_head=heads == "shared")
 
 
 def build(name: str, input_shape: tuple[int, ...], seed: int = 1, **values: Any) -> Network:
@@ -42,7 +88,8 @@ def build(name: str, input_shape: tuple[int, ...], seed: int = 1, **values: Any)
         shape = " x ".join(str(edge) for edge in input_shape)
         raise UserError(
             f"network '{name}' needs images (channels x height x width) of at least "
-            f"{kind.smallest} x {kind.smallest}; these inputs are {shape}: choose --network mlp"
+            f"{kind.smallest} x {kind.smallest}; these inputs are {shape}: choose network mlp",
+            hint="network",
         )
     with global_chance_kept():
         trunk = kind(input_shape, chosen)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from classgrad.distributed import world
 from classgrad.networks.layers import Dropout, TaskBatchNorm
 
 
@@ -35,12 +34,10 @@ def run(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
 def block_at(layers: Sequence[nn.Module], place: int, x: Tensor) -> list[nn.Module]:
     """Return the layers from here that make a block: a norm in training, ReLU, dropout, pooling.
 
-    Layers of another kind, or with hooks, which have to be called, do not; nor do those of a batch
-    that is cut among processes, whose statistics are not those of one part.
+    Layers of another kind, or with hooks, which have to be called, do not; nor do those that see a
+    shard of a batch, whose statistics are not those of the shard.
     """
     norm = layers[place]
-    if world().cut:
-        return []
     if not (norm.training and torch.is_grad_enabled() and is_plain_norm(norm) and bare(norm)):
         return []
     block = [norm]
@@ -61,6 +58,7 @@ def is_plain_norm(layer: nn.Module) -> bool:
         isinstance(layer, TaskBatchNorm)
         and type(layer).forward is TaskBatchNorm.forward
         and not layer.constant
+        and layer.shard is None
     )
 
 

@@ -7,13 +7,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from classgrad.core import register_norm
-from classgrad.distributed import world
 from classgrad.errors import UserError
-from classgrad.networks import whole_batch
+from classgrad.networks.shard import Shard, Sum, whole_batch_norm
 
 
 class PerTask(nn.Module):
-    """A layer that keeps something for each task; a `Network` tells it which task is at hand."""
+    """A layer that keeps something for each task; a `Network` tells it which is the current one."""
 
     task: int = 0
 
@@ -45,18 +44,18 @@ class Sums:
         self.first = self.first + count * mean
         self.second = self.second + count * (variance + mean**2)
 
-    def add_others(self, channels: int) -> None:
+    def add_others(self, channels: int, total: Sum) -> None:
         """Count the batches of the other processes too."""
-        self.count = int(world().sum(torch.tensor(self.count)))
-        self.first = world().sum(self.first.expand(channels))
-        self.second = world().sum(self.second.expand(channels))
+        self.count = int(total(torch.tensor(self.count)))
+        self.first = total(self.first.expand(channels))
+        self.second = total(self.second.expand(channels))
 
 
 class TaskBatchNorm(PerTask):
     """Batch normalisation for a stream of tasks, over dimension 1 of (n, c) or (n, c, *size).
 
     statistics="batch"
-        Always those of the batch at hand, at test time too, as in the networks of GPM and CGP: a
+        Always those of the current batch, at test time too, as in the networks of GPM and CGP: a
         prediction then depends on its batch, and needs at least two values per channel.
     statistics="stored"
         Training uses the batch and keeps a running mean and variance for the selected task; a
@@ -83,6 +82,7 @@ class TaskBatchNorm(PerTask):
         self.tracking = True  # whether batches in training count for the stored statistics
         self.sums: Sums | None = None  # of what comes, while statistics are measured
         self.constant = False  # whether gradients take the statistics of the batch for constants
+        self.shard: Shard | None = None  # of the batch, if the input is not all of it
         self.add_task()
 
     def add_task(self) -> None:
@@ -106,7 +106,7 @@ class TaskBatchNorm(PerTask):
         return self.statistics == "stored" or self.affine == "task"
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
-        """Return those of the task at hand."""
+        """Return those of the selected task."""
         own = self.task if self.affine == "task" else 0
         return getattr(self, f"scale_{own}"), getattr(self, f"shift_{own}")
 
@@ -117,8 +117,8 @@ class TaskBatchNorm(PerTask):
             self.sums.add(x)
             return functional.batch_norm(x, None, None, scale, shift, True, 0.0, self.eps)
         from_batch = self.training or self.statistics == "batch"
-        if from_batch and world().cut:
-            return whole_batch.batch_norm(x, scale, shift, self.running(), self.eps)
+        if from_batch and self.shard is not None:
+            return whole_batch_norm(x, scale, shift, self.shard, self.running(), self.eps)
         if from_batch:
             self.refuse_single(x)
         if from_batch and self.constant:
@@ -130,13 +130,16 @@ class TaskBatchNorm(PerTask):
             x, mean, variance, scale, shift, from_batch, momentum, self.eps
         )
 
-    def settle(self) -> None:
-        """Store the statistics that were measured for the task at hand; none if no input came."""
+    def recalibrate(self, total: Sum | None = None) -> None:
+        """Store the statistics that were measured for the selected task; none if no input came.
+
+        `total` sums over processes that have measured some of the inputs each.
+        """
         found = self.sums
         if found is None:
             return
-        if world().size > 1:
-            found.add_others(len(getattr(self, f"mean_{self.task}")))
+        if total is not None:
+            found.add_others(len(getattr(self, f"mean_{self.task}")), total)
         if found.count == 0:
             return
         mean = found.first / found.count
@@ -153,7 +156,7 @@ class TaskBatchNorm(PerTask):
             )
 
     def running(self) -> tuple[Tensor | None, Tensor | None, float]:
-        """Return the stored mean and variance of the task at hand, and how fast they move."""
+        """Return the stored mean and variance of the selected task, and how fast they move."""
         if self.statistics == "batch":
             return None, None, 0.0
         momentum = self.momentum if self.tracking else 0.0
@@ -164,9 +167,9 @@ register_norm(TaskBatchNorm)
 
 
 class Dropout(nn.Module):
-    """Dropout that draws from `generator`, so that a run's chance is all in its own generators.
+    """Dropout that draws from `generator`, so that a run uses no random numbers but its own.
 
-    Chance comes in bytes, eight to a draw, so the share is rounded to a multiple of 1/256. One draw
+    They come in bytes, eight to a draw, so the share is rounded to a multiple of 1/256. One draw
     per value took a third of a training step of AlexNet-5: 48 ms; this takes 5.
     """
 
@@ -174,6 +177,7 @@ class Dropout(nn.Module):
         super().__init__()
         self.share = min(round(share * 256), 255) / 256
         self.generator: torch.Generator | None = None
+        self.shard: Shard | None = None  # of the batch, if the input is not all of it
 
     def forward(self, x: Tensor) -> Tensor:
         """Zero a share of the values and scale up the rest, while training."""
@@ -182,10 +186,10 @@ class Dropout(nn.Module):
         return x.mul(self.kept(x)).mul_(1 / (1 - self.share))
 
     def kept(self, x: Tensor) -> Tensor:
-        """Draw which values stay; those of a whole batch, where this is a part of one."""
-        cut = world().cut
-        count = cut.of_whole(x.numel()) if cut else x.numel()
-        first = cut.start * (x.numel() // cut.own) if cut else 0
+        """Draw which values stay; for a whole batch, where this is a shard of one."""
+        shard = self.shard
+        count = shard.of_whole(x.numel()) if shard else x.numel()
+        first = shard.start * (x.numel() // shard.own) if shard else 0
         # On the CPU, where the generators are: the same draws on every device.
         draws = torch.empty((count + 7) // 8, dtype=torch.int64)
         draws.random_(-(2**63), None, generator=self.generator)

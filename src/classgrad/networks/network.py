@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from classgrad import seeds
 from classgrad.errors import UserError
 from classgrad.networks.layers import Dropout, PerTask, Sums, TaskBatchNorm
+from classgrad.networks.shard import Shard, Sum
 
 
 class Network(nn.Module):
@@ -28,6 +30,7 @@ class Network(nn.Module):
         self.seed = seed
         self.shared_head = shared_head
         self.precision: torch.dtype | None = None  # of products in the trunk, if not its own
+        self._shard: Shard | None = None  # of the batch, if inputs are not all of it
         self.heads = nn.ModuleList()
         self.find_layers()
         self.set_generator(seeds.generator(seed, "dropout"))
@@ -62,11 +65,6 @@ class Network(nn.Module):
     def task_dependent(self) -> bool:
         """Whether the embedding depends on the task it is asked for."""
         return any(layer.task_dependent for layer in self._per_task)
-
-    @property
-    def own_norms(self) -> bool:
-        """Whether each task has scales and shifts of its own."""
-        return any(norm.affine == "task" for norm in self._norms)
 
     def protected(self) -> nn.Module:
         """Return the part whose answers to old inputs must not change: all that tasks share."""
@@ -107,12 +105,34 @@ class Network(nn.Module):
             for norm in self._norms:
                 norm.tracking = True
 
+    @contextmanager
+    def sharded(self, shard: Shard) -> Iterator[None]:
+        """Let inputs in the block be this shard of a batch.
+
+        BatchNorm then uses the statistics of the whole batch, and dropout draws for all of it.
+        """
+        before = self._shard
+        self._see(None if shard.is_whole else shard)
+        try:
+            yield
+        finally:
+            self._see(before)
+
+    def _see(self, shard: Shard | None) -> None:
+        if shard is self._shard:
+            return
+        self._shard = shard
+        for norm in self._norms:
+            norm.shard = shard
+        for dropout in self._dropouts:
+            dropout.shard = shard
+
     @torch.no_grad()
-    def settle(self, task: int, batches: Iterable[Tensor]) -> None:
+    def recalibrate(self, task: int, batches: Iterable[Tensor], total: Sum | None = None) -> None:
         """Set the stored statistics of a task to those of these inputs, dropout off.
 
         Those that training leaves behind are of values that dropout has spread, and of weights that
-        have moved since.
+        have moved since. `total` sums over processes that have some of the inputs each.
         """
         norms = [norm for norm in self._norms if norm.training and norm.statistics == "stored"]
         if not norms:
@@ -125,7 +145,7 @@ class Network(nn.Module):
                 for x in batches:
                     self(x, task)
                 for norm in norms:
-                    norm.settle()
+                    norm.recalibrate(total)
             finally:
                 for norm in norms:
                     norm.sums = None
@@ -173,6 +193,11 @@ class Network(nn.Module):
         self.select(task)
         logits: Tensor = self.heads[task](features)
         return logits
+
+    if TYPE_CHECKING:  # nn.Module says Any
+
+        def __call__(self, x: Tensor, task: int) -> Tensor:
+            """Map inputs to the logits of one task."""
 
     def forward(self, x: Tensor, task: int) -> Tensor:
         """Map inputs to the logits of one task; only its head is computed."""

@@ -7,10 +7,18 @@ from pydantic import Field
 from classgrad.settings import Settings
 
 
-class NetworkSettings(Settings):
-    """Options all networks share; each network adds its own."""
+class HeadSettings(Settings):
+    """What can be set on a network of a user's own."""
 
     kind = "network option"
+
+    heads: Literal["task", "shared"] = Field(
+        default="task", description="one head for each task, or one for all"
+    )
+
+
+class NetworkSettings(HeadSettings):
+    """Options all networks of the table share; each network adds its own."""
 
     norm: Literal["batch", "stored"] = Field(
         default="batch",
@@ -19,7 +27,4 @@ class NetworkSettings(Settings):
     affine: Literal["first", "task"] = Field(
         default="first",
         description="scale and shift of BatchNorm: of the first task, or one per task",
-    )
-    heads: Literal["task", "shared"] = Field(
-        default="task", description="one head for each task, or one for all"
     )

@@ -126,7 +126,7 @@ def class_means(net: Network, task: Task) -> Tensor:
 def inputs(net: Network, split: Split, transform: Transform):  # type: ignore[no-untyped-def]
     """Yield (indices, network inputs) over a split, in order; several processes take turns."""
     dtype = next(net.parameters()).dtype
-    for index in world().own(batches(len(split), BATCH)):
+    for index in world().take_turns(batches(len(split), BATCH)):
         yield index, transform(split.unit_images(index, dtype))
 
 

@@ -17,7 +17,7 @@ def refuse_missing() -> None:
     """Refuse to go on without the package that writes event files."""
     if find_spec("tensorboard") is None:
         raise UserError(
-            "--tensorboard needs a package that is not installed: pip install "
+            "TensorBoard curves need a package that is not installed: pip install "
             "'classgrad[tensorboard]'"
         )
 
@@ -76,5 +76,6 @@ class Events:
         except OSError as error:
             raise UserError(
                 f"cannot write to '{self.folder}': {error.strerror}; make room, or leave out "
-                "--tensorboard"
+                "the curves",
+                hint="tensorboard",
             ) from None

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -12,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import from_json
 from torch import Tensor
 
-from classgrad.checkpoints.files import sync
 from classgrad.errors import UserError, shown
+from classgrad.files import put_in_place
 
 # 1: as first written. 2: says by which version of the defaults it was made.
 SCHEMA_VERSION = 2
@@ -136,12 +135,8 @@ class RunRecord(Part):
         """Write the record into a folder, whole or not at all; return its path."""
         path = folder / FILE_NAME
         part = path.with_suffix(".part")
-        with open(part, "w", encoding="utf-8") as file:
-            file.write(self.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        sync(folder)
+        part.write_text(self.to_json(), encoding="utf-8")
+        put_in_place(part, path)
         return path
 
     @classmethod

@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from classgrad import benchmarks, devices, networks
 from classgrad.checkpoints import CheckpointManager, Lock
@@ -39,6 +40,7 @@ from classgrad.runs.record import (
 from classgrad.runs.spec import Plan, identity, make_plan
 from classgrad.tasks import Task, TaskStream
 from classgrad.training import metrics
+from classgrad.training.config import Training
 from classgrad.training.loop import LossNotFinite, Observer, Progress
 from classgrad.training.session import Session
 
@@ -48,11 +50,19 @@ PATIENCE = 60.0  # seconds for a file of one process to be seen by others
 SAVED_SCORES = {"given": "task_known", "confident": "by_confidence", "nearest": "by_prototype"}
 
 
+class Tell(Protocol):
+    """Says something to the user."""
+
+    def __call__(self, line: str, hint: str | None = None) -> None:
+        """Say a line; a hint is for the command line, as in `UserError`."""
+
+
 def run(
     benchmark: str | TaskStream = "permuted-digits",
     method: str | Method = "cgp",
     *,
-    network: str | None = None,
+    network: str | nn.Module | Callable[[], nn.Module] | None = None,
+    training: Training | None = None,
     recipe: str = "fast",
     seed: int = 1,
     values: Mapping[str, Any] | None = None,
@@ -64,12 +74,22 @@ def run(
     """Learn a stream of tasks with a method and return the record.
 
     Names are looked up in the tables, and their settings come from the recipe and from `values`.
-    A stream or a method that you made yourself is used as it is. With `out` the record and the
+    Of a method or `training` given as an object, the recipe fills in what it leaves to its
+    defaults. A network of your own is a trunk from inputs to (n, embedding), or a function that
+    makes one; it is copied. With `out` the record and the
     state are also written to a folder of their own below it; the same call again resumes a run
     that was cut short, and returns the record of one that was finished. `device` is where to
     compute; a run can be resumed on any.
     """
-    plan = make_plan(benchmark, method, network=network, recipe=recipe, seed=seed, values=values)
+    plan = make_plan(
+        benchmark,
+        method,
+        network=network,
+        training=training,
+        recipe=recipe,
+        seed=seed,
+        values=values,
+    )
     stream = benchmark if isinstance(benchmark, TaskStream) else load_stream(plan, data_dir)
     if out is None:
         return Run(plan, stream, device=device).execute(observer)
@@ -158,7 +178,11 @@ class Run:
             same = {"the settings": plan.as_dict(), "the data": self.fingerprint}
             world().refuse_differences({**versions_that_count(), **same})
         options = plan.network_options.model_dump()
-        net = networks.build(plan.network, self.stream.input_shape, plan.seed, **options)
+        shape = self.stream.input_shape
+        if plan.trunk is not None:
+            net = networks.build_own(plan.trunk, shape, plan.seed, **options)
+        else:
+            net = networks.build(plan.network, shape, plan.seed, **options)
         self.trunk_size = sum(p.numel() for p in net.trunk.parameters())
         self.embedding = net.embedding
         self.session = Session(
@@ -199,14 +223,14 @@ class Run:
         self,
         observer: Observer | None = None,
         *,
-        tell: Callable[[str], None] = lambda line: None,
+        tell: Tell = lambda line, hint=None: None,
         locked: bool = False,
     ) -> RunRecord:
         """Learn what is not learnt yet, and save the state in the folder; return the record.
 
         The record of a finished run is returned as it is. `tell` gets a line for whatever a user
-        should know. `locked` says that another process, which waits for this one, has locked the
-        folder.
+        should know, and perhaps a hint, as errors have them. `locked` says that another process,
+        which waits for this one, has locked the folder.
         """
         assert self.folder is not None
         assert self.checkpoints is not None
@@ -215,7 +239,7 @@ class Run:
             seen = {f"whether '{self.folder}' holds a record": bool(finished)}
             world().refuse_differences(seen, ONE_FOLDER)
             if finished:
-                tell(f"{self.method.name}: finished before; --fresh learns it again")
+                tell(f"{self.method.name}: finished before", "fresh")
                 self.checkpoints.clear()  # killed right at its end, it could not do so itself
                 return finished
             loaded = self.checkpoints.load()
@@ -236,7 +260,7 @@ class Run:
         self.observer = observer
         self.record.data = self.fingerprint
         self.record.device, self.record.processes = str(self.device), world().size
-        if self.tensorboard and world().first:
+        if self.tensorboard and world().is_main_process:
             assert self.folder is not None
             self.events = Events(self.folder, self.steps)
         try:
@@ -410,6 +434,7 @@ class Run:
         """Bring a run that has not begun to a state that was saved, with the settings it has."""
         self._refuse_others(state["plan"], state["data"])
         saved = Plan.from_dict(state["plan"], type(self.plan.method))
+        saved = replace(saved, trunk=self.plan.trunk)
         if saved.as_dict() != self.plan.as_dict():
             self._begin(saved)
         session = self.session
@@ -428,7 +453,7 @@ class Run:
         self.record.schema_version = SCHEMA_VERSION
         session.clock.seconds = self.record.seconds.model_dump()
 
-    def _finished_record(self, tell: Callable[[str], None]) -> RunRecord | None:
+    def _finished_record(self, tell: Tell) -> RunRecord | None:
         """Return the record in the folder, if it is complete."""
         assert self.folder is not None
         if not (self.folder / FILE_NAME).exists():
@@ -448,9 +473,11 @@ class Run:
         differences = []
         if not self.plan.describes(values):
             other = identity(values, type(self.plan.method))
+            names = [name for name, _, _ in differing(other, self.plan.identity())]
             differences = [
                 f"{name} {there} there, {here} here"
-                for name, there, here in differing(other, self.plan.identity())
+                for name, there, here in differing(values, self.plan.as_dict())
+                if name in names
             ]
         if data and data != self.fingerprint:
             differences.append(f"data {data} there, {self.fingerprint} here")
@@ -458,14 +485,15 @@ class Run:
             more = f" and {len(differences) - 4} more" if len(differences) > 4 else ""
             raise UserError(
                 f"'{self.folder}' holds another run: {shown(', '.join(differences[:4]))}{more}; "
-                "give another folder with --out, or --fresh to start again"
+                "give another folder, or start afresh",
+                hint="other_run",
             )
 
     def save_record(self) -> None:
         """Write the record, if there is a place for it."""
         self.record.seconds = Seconds(**self.session.clock.so_far())
         if self.folder is not None:
-            world().by_first(partial(write, self.record, self.folder))
+            world().on_main_process(partial(write, self.record, self.folder))
 
 
 def differing(
@@ -502,7 +530,7 @@ def forget(folders: Iterable[Path]) -> None:
         for folder in folders:
             all_locks.enter_context(locking(folder))
         for folder in folders:
-            world().by_first(partial(_unlink, folder / FILE_NAME))
+            world().on_main_process(partial(_unlink, folder / FILE_NAME))
             CheckpointManager(folder).clear()
 
 
@@ -517,7 +545,7 @@ def _unlink(path: Path) -> None:
 def locking(folder: Path) -> Iterator[None]:
     """Keep other runs away from a folder while the block runs; the main process does it."""
     lock = Lock(folder)
-    world().by_first(lock.__enter__)
+    world().on_main_process(lock.__enter__)
     try:
         if world().size > 1:
             sight = {f"whether they see '{folder}'": seen(lock.path)}
@@ -570,8 +598,6 @@ def refuse_several_processes(plan: Plan, stream: TaskStream) -> None:
             f"method '{plan.method.name}' cannot be trained by several processes: start one, or "
             f"choose among {able}"
         )
-    if plan.training.compile:
-        raise UserError("compile is for one process: leave it out")
     if plan.training.batch_size < size:
         raise UserError(
             f"batch_size={plan.training.batch_size} is less than the {size} processes: give at "

@@ -3,15 +3,19 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+from torch import nn
 
 from classgrad import benchmarks, defaults, methods, networks
 from classgrad.benchmarks.folder import FolderOptions
 from classgrad.errors import UserError, unknown
 from classgrad.methods.base import Method
-from classgrad.networks.options import NetworkSettings
+from classgrad.networks.network import global_chance_kept
+from classgrad.networks.options import HeadSettings
 from classgrad.runs import recipes
 from classgrad.settings import Settings
 from classgrad.tasks import TaskStream
@@ -30,17 +34,19 @@ class Plan:
 
     It is known by its identity: the settings that differ from the defaults (`classgrad.defaults`).
     `defaults` is the version of those; that of today, but for a run that an earlier one has begun.
+    A network of a user's own is known by its class and a digest of its weights.
     """
 
     benchmark: str
     benchmark_options: dict[str, Any]
     method: Method
     network: str
-    network_options: NetworkSettings
+    network_options: HeadSettings
     recipe: str
     training: Training
     seed: int
     defaults: int = field(default_factory=defaults.newest)
+    trunk: nn.Module | None = field(default=None, compare=False, repr=False)  # a user's own
 
     def as_dict(self) -> dict[str, Any]:
         """Return every value, as the record has them."""
@@ -138,10 +144,11 @@ def kinds_of(
     if title in benchmarks.BENCHMARKS:
         stream = benchmarks.BENCHMARKS[title].Options
     trunk, table_method = networks.NETWORKS.get(network), methods.METHODS.get(name)
+    own: type[Settings] = HeadSettings if network.startswith(networks.OWN) else Settings
     return {
         "benchmark_options": (f"benchmark {title}", stream),
         "method": (f"method {name}", method or table_method or Settings),
-        "network_options": (f"network {network}", trunk.Options if trunk else Settings),
+        "network_options": (f"network {network}", trunk.Options if trunk else own),
         "training": ("training", Training),
     }
 
@@ -167,15 +174,18 @@ def make_plan(
     benchmark: str | TaskStream = "permuted-digits",
     method: str | Method = "cgp",
     *,
-    network: str | None = None,
+    network: str | nn.Module | Callable[[], nn.Module] | None = None,
+    training: Training | None = None,
     recipe: str = "fast",
     seed: int = 1,
     values: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Resolve names and values: the recipe's first, then those given one by one.
 
-    Each given name belongs to the method, the training, the network or the benchmark. A stream or a
-    method that was made already keeps its own options.
+    Each name in `values` belongs to the method, the training, the network or the benchmark. Of a
+    method and of `training` that are given as objects, the recipe fills in what they leave to their
+    defaults. A stream that was made already keeps its own options. A network of your own is a trunk
+    from inputs to (n, embedding), or what makes one.
 
     >>> make_plan(values={"eta": 0.9, "epochs": 2}).training.epochs
     2
@@ -189,40 +199,62 @@ def make_plan(
     kind = methods.kind(method) if isinstance(method, str) else type(method)
     book = recipes.load(recipe)
     usual = book.network_for(title)
-    network = network or usual
-    if network is None:
-        raise UserError(f"recipe '{recipe}' names no network for '{title}': give one")
-    if network not in networks.NETWORKS:
-        raise unknown("network", network, networks.NETWORKS)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UserError(f"seed must be a whole number from 0 on (got {seed!r})")
+    trunk = own_trunk(network, seed) if network and not isinstance(network, str) else None
+    name = network if isinstance(network, str) else usual
+    if trunk is not None:
+        name, options = networks.own_name(trunk), HeadSettings
+    elif name is None:
+        raise UserError(f"recipe '{recipe}' names no network for '{title}': give one")
+    elif name not in networks.NETWORKS:
+        raise unknown("network", name, networks.NETWORKS)
+    else:
+        options = networks.NETWORKS[name].Options
     parts: dict[str, type[Settings]] = {
         "method": kind,
         "training": Training,
-        "network_options": networks.NETWORKS[network].Options,
+        "network_options": options,
         "benchmark_options": stream_options,
     }
     filled = {part: book.values(part, title, kind.name) for part in parts}
-    if network != usual:  # options and values by layer name were meant for another network
+    if name != usual:  # options and values by layer name were meant for another network
         filled["network_options"] = {}
         plain = {n: v for n, v in filled["method"].items() if not isinstance(v, dict)}
         filled["method"] = plain
     if isinstance(method, Method):
-        filled["method"] = method.model_dump()
+        filled["method"] = {**kind.by_name(filled["method"]), **method.given()}
+    if training is not None:
+        filled["training"] = {**Training.by_name(filled["training"]), **training.given()}
     if not isinstance(benchmark, str):
         filled["benchmark_options"] = {}
-    whose = f"{kind.name} on {title} with {network}"
+    whose = f"{kind.name} on {title} with {name}"
     filled = assigned(parts, filled, values or {}, whose)
     return Plan(
         benchmark=title,
         benchmark_options=made or stream_options(**filled["benchmark_options"]).model_dump(),
         method=kind(**filled["method"]),
-        network=network,
-        network_options=networks.options(network, **filled["network_options"]),
+        network=name,
+        network_options=options(**filled["network_options"]),
         recipe=book.name,
         training=Training(**filled["training"]),
         seed=seed,
+        trunk=trunk,
     )
+
+
+def own_trunk(network: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Return a trunk of a user's own, or what a function makes, with weights by the seed."""
+    if isinstance(network, nn.Module):
+        return network
+    with global_chance_kept():
+        torch.manual_seed(seed)
+        trunk = network()
+    if not isinstance(trunk, nn.Module):
+        raise UserError(
+            f"the network makes a {type(trunk).__name__}: it has to make a module of PyTorch"
+        )
+    return trunk
 
 
 def assigned(

@@ -1,12 +1,12 @@
 """How a task is trained: the settings, and the optimiser and schedule they ask for."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import nn
 
-from classgrad.settings import Settings
+from classgrad.settings import Migration, Settings
 from classgrad.training.schedules import Constant, Cosine, Plateau, Schedule
 
 
@@ -14,6 +14,8 @@ class Training(Settings):
     """How a task is trained, whatever the method."""
 
     kind = "training setting"
+    # It never paid on a CPU, and did not change what was computed but for rounding.
+    removed: ClassVar[dict[str, Migration]] = {"compile": lambda value: {}}
 
     epochs: int = Field(default=10, ge=1, description="epochs per task, at most")
     batch_size: int = Field(default=64, ge=1, description="samples per step")
@@ -34,9 +36,6 @@ class Training(Settings):
     factor: float = Field(default=2.0, gt=1, description="plateau: what the rate is divided by")
     patience: int = Field(
         default=6, ge=1, description="plateau: epochs without improvement before that"
-    )
-    compile: bool = Field(
-        default=False, description="compile the network in every task; rarely faster on a CPU"
     )
     task_free: Literal["every", "end"] = Field(
         default="every",

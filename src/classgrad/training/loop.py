@@ -7,20 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.nn import functional
 
 from classgrad import seeds
 from classgrad.checkpoints import CheckpointManager
 from classgrad.checkpoints.errors import understood
 from classgrad.distributed import world
-from classgrad.distributed.gradients import Averaged
 from classgrad.errors import UserError
 from classgrad.methods.base import Method, Step
 from classgrad.networks.network import Network
+from classgrad.networks.shard import Shard
 from classgrad.tasks import Task, batch_count, batches
-from classgrad.training.acceleration import compile_trunk, prepare
 from classgrad.training.config import Training
-from classgrad.training.loss_scale import LossScale
 from classgrad.training.schedules import Plateau
 
 
@@ -37,7 +36,7 @@ class Progress:
 
 
 # Large, as each layer sees values that were normalised by the batch.
-SETTLE_BATCH = 256
+RECALIBRATION_BATCH = 256
 
 Observer = Callable[[Progress], None]
 
@@ -66,11 +65,7 @@ def fit(
     loop = Loop(net, method, tasks, training, seed)
     if resumed:
         loop.load_state_dict(resumed)
-    if training.compile:
-        compile_trunk(net)
     loop.run(observer, checkpoints, whole_state)
-    if training.compile:
-        net.trunk._compiled_call_impl = None
 
 
 class Loop:
@@ -83,9 +78,7 @@ class Loop:
         self.newest = tasks[-1].id
         self.parameters = [p for p in method.parameters(net, tasks) if p.requires_grad]
         self.optimizer = training.optimizer_for(self.parameters)
-        idle = method.idles(net, tasks)
-        self.loss = Averaged(self.parameters, method.loss, idle=idle)
-        world().level(net.buffers())
+        world().broadcast_([*(p.data for p in self.parameters), *net.buffers()])
         self.per_epoch = sum(batch_count(len(task.train), training.batch_size) for task in tasks)
         self.steps = training.epochs * self.per_epoch
         self.schedule = training.schedule_for(self.steps)
@@ -97,7 +90,8 @@ class Loop:
         kinds = ("order", "method", "dropout")
         self.chances = {kind: seeds.generator(seed, kind, self.newest) for kind in kinds}
         net.set_generator(self.chances["dropout"])
-        self.scale = LossScale() if net.precision == torch.float16 else None
+        device = next(net.parameters()).device.type
+        self.scaler = GradScaler(device) if net.precision == torch.float16 else None
         self.best: dict[str, Tensor] | None = None
         self.done = self.epoch = 0
         self.batch = 0  # of this epoch, which comes next
@@ -136,19 +130,18 @@ class Loop:
         if self.best is not None:
             self.net.load_state_dict(self.best)
         else:
-            self.settle()
+            self.recalibrate()
 
     def step(self, task: Task, index: Tensor) -> float:
         """Take one step on a batch; return its loss."""
         net, method = self.net, self.method
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.rate(self.done)
-        with world().cutting(len(index)) as part:
-            step = self.step_on(task, index, part)
+        with method.sharded(net, len(index)) as shard:
+            step = self.step_on(task, index, shard)
             refuse_bad_values(step)
-            with world().watched():
-                loss = world().weighted(self.loss(net, step))
-        value = float(world().sum(loss.detach())) / world().size
+            loss = shard.weighted(method.loss(net, step))
+        value = float(world().mean(loss.detach()))
         if not math.isfinite(value):
             rate = self.training.learning_rate
             raise LossNotFinite(
@@ -156,10 +149,9 @@ class Loop:
                 "or look for bad values in the images"
             )
         self.optimizer.zero_grad()
-        with world().watched():
-            (loss * self.scale.factor if self.scale else loss).backward()
-            self.loss.finish()
-        if self.scale and not self.scale.unscale(self.parameters):
+        (self.scaler.scale(loss) if self.scaler else loss).backward()
+        world().average_gradients(self.parameters)
+        if self.scaler and not unscale(self.scaler, self.optimizer):
             return value
         method.adjust_gradients(net, step)
         prepare(self.optimizer)
@@ -167,9 +159,9 @@ class Loop:
         method.after_step(net, step)
         return value
 
-    def step_on(self, task: Task, batch: Tensor, part: slice) -> Step:
-        """Return the step on this part of a batch."""
-        index = batch[part]
+    def step_on(self, task: Task, batch: Tensor, shard: Shard) -> Step:
+        """Return the step on this shard of a batch."""
+        index = batch[shard.part]
         images = task.train.unit_images(index, next(self.net.parameters()).dtype)
         return Step(
             task,
@@ -184,21 +176,21 @@ class Loop:
             steps=self.steps,
             batch=batch,
             fresh_optimizer=True,
+            shard=shard,
         )
 
-    def settle(self) -> None:
+    def recalibrate(self) -> None:
         """Measure the statistics that predictions will use, on all training data."""
         self.net.train()  # layers that are not in training keep theirs
         dtype = next(self.net.parameters()).dtype
         for task in self.tasks:
-            found = world().own(batches(len(task.train), SETTLE_BATCH))
-            self.net.settle(
-                task.id, (task.transform(task.train.unit_images(b, dtype)) for b in found)
-            )
+            found = world().take_turns(batches(len(task.train), RECALIBRATION_BATCH))
+            inputs = (task.transform(task.train.unit_images(b, dtype)) for b in found)
+            self.net.recalibrate(task.id, inputs, world().sum)
 
     def should_continue(self, schedule: Plateau) -> bool:
         """Judge the weights by validation data, and keep the best ones."""
-        self.settle()
+        self.recalibrate()
         loss = validation_loss(self.net, self.tasks, self.training.batch_size)
         verdict = schedule.judge(loss)
         if verdict == "better":
@@ -212,7 +204,7 @@ class Loop:
             "net": self.net.state_dict(),
             "optimizer": [self.optimizer.state[parameter] for parameter in self.parameters],
             "schedule": vars(self.schedule),
-            "scale": vars(self.scale) if self.scale else None,
+            "scale": self.scaler.state_dict() if self.scaler else None,
             "chances": {**chances, "order": self.shuffle},
             "best": self.best,
             "done": self.done,
@@ -234,19 +226,43 @@ class Loop:
                 for name, value in kept.items()
             }
         vars(self.schedule).update(state["schedule"])
-        if self.scale:
-            vars(self.scale).update(state["scale"])
+        if self.scaler:
+            load_scaler(self.scaler, state["scale"])
         for kind, generator in self.chances.items():
             generator.set_state(state["chances"][kind])
         self.best, self.done = state["best"], state["done"]
         self.epoch, self.batch = state["epoch"], state["batch"]
 
 
+def unscale(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    """Divide the gradients by the scale of the loss, and adapt it; tell whether to take the step.
+
+    It is left out where the scale made gradients infinite. With a scale of 1 it is always taken,
+    and the scale never falls below: gradients that are infinite then are so without it.
+    """
+    before = scaler.get_scale()
+    scaler.unscale_(optimizer)
+    scaler.update()
+    if scaler.get_scale() < 1:
+        scaler.update(1.0)
+    return before == 1 or scaler.get_scale() >= before
+
+
+def load_scaler(scaler: GradScaler, state: dict[str, Any]) -> None:
+    """Take up the scale of the loss; older states call it `factor`, and the steps since `good`."""
+    old = "factor" in state
+    scale, steps = state["factor" if old else "scale"], state["good" if old else "_growth_tracker"]
+    if not 1 <= scale < math.inf or not steps >= 0:
+        raise ValueError(f"a scale of {scale} after {steps} steps")
+    found = {"scale": float(scale), "_growth_tracker": int(steps)}
+    scaler.load_state_dict({**scaler.state_dict(), **found})
+
+
 def refuse_bad_values(step: Step) -> None:
     """Refuse a batch with images that hold something else than numbers."""
     if not step.task.train.images.is_floating_point():
         return
-    images = step.images if world().cut is None else step.task.train.images[step.batch]
+    images = step.images if step.shard.is_whole else step.task.train.images[step.batch]
     bad = (~images.flatten(1).isfinite().all(1)).nonzero().flatten()
     if len(bad):
         sample = int(step.batch[bad[0]])
@@ -281,9 +297,28 @@ def validation_loss(net: Network, tasks: Sequence[Task], size: int) -> float:
     dtype = next(net.parameters()).dtype
     total, count = 0.0, 0
     for task in tasks:
-        for index in world().own(batches(len(task.valid), size)):
+        for index in world().take_turns(batches(len(task.valid), size)):
             x = task.transform(task.valid.unit_images(index, dtype))
             logits = net(x, task.id)
             total += float(functional.cross_entropy(logits, task.valid.labels[index])) * len(index)
         count += len(task.valid)
     return float(world().sum(torch.tensor(total, dtype=torch.float64))) / count
+
+
+def prepare(optimizer: torch.optim.Optimizer) -> None:
+    """Give a fused optimiser what it takes for granted.
+
+    It goes blindly through gradients as their weights lie in memory. And it has a momentum for all
+    weights or for none, though a weight may get its first gradient later: zero gives the same.
+    """
+    for group in optimizer.param_groups:
+        here = [parameter for parameter in group["params"] if parameter.grad is not None]
+        for parameter in here:
+            if parameter.grad.stride() != parameter.stride():
+                parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
+        states = [optimizer.state[parameter] for parameter in here]
+        moving = [state.get("momentum_buffer") is not None for state in states]
+        if any(moving) and not all(moving):
+            for parameter, state in zip(here, states, strict=True):
+                if state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)

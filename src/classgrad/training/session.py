@@ -13,7 +13,6 @@ from typing import Any
 
 from classgrad import seeds
 from classgrad.checkpoints import CheckpointManager
-from classgrad.distributed import world
 from classgrad.errors import UserError
 from classgrad.methods.base import Fit, Method
 from classgrad.methods.saved_state import complete_state
@@ -103,7 +102,7 @@ class Session:
             with self.clock.phase("train"):
                 loop = self.training_loop(task, observer, checkpoints, whole_state)
                 self.method.fit_task(self.net, task, loop)
-                world().level(p.data for p in self.net.parameters())
+                self.method.processes.broadcast_(p.data for p in self.net.parameters())
             with self.clock.phase("memory"):
                 rng = seeds.generator(self.seed, "samples", task.id)
                 self.method.end_task(self.net, task, rng)

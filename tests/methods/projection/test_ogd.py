@@ -8,7 +8,7 @@ from torch import nn
 
 from classgrad.errors import UserError
 from classgrad.methods import OGD
-from classgrad.methods.projection.ogd import extended
+from classgrad.methods.projection.ogd import outside
 from classgrad.networks import Network, TaskBatchNorm, build
 from oracles.models import built, normal
 from streams import blobs, step_of
@@ -266,6 +266,10 @@ def test_more_samples_than_there_are_is_all_of_them():
     net, method = wrapped(samples=1000)
     method.end_task(net, FIRST, chance())
     assert 50 < len(method.basis) <= 90
+
+
+def extended(basis, rows):
+    return torch.cat([basis, outside(basis, rows)])
 
 
 def test_dependent_gradients_add_nothing():

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from classgrad.methods.replay.exemplars import choose, cut, herd
+from classgrad.methods.replay.icarl import choose, cut, herd
 from classgrad.tasks import Split
 from oracles.distilled import greedy
 

@@ -9,8 +9,7 @@ import torch
 
 from classgrad.errors import UserError
 from classgrad.methods import ICaRL
-from classgrad.methods.replay.icarl import PER_TASK
-from classgrad.methods.replay.nearest import NearestMeans
+from classgrad.methods.replay.icarl import PER_TASK, NearestMeans
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
 from classgrad.tasks import Split, TaskStream

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from classgrad.methods.replay.nearest import NearestMeans
+from classgrad.methods.replay.icarl import NearestMeans
 from classgrad.networks import Network, build
 from oracles.models import built, normal
 

@@ -10,8 +10,7 @@ import torch
 from classgrad import methods, networks
 from classgrad.errors import UserError
 from classgrad.methods import DEN
-from classgrad.methods.structure.growing import grow, make_growing, resize, units, width, wires
-from classgrad.methods.structure.units import (
+from classgrad.methods.structure.den import (
     drop_zeros,
     loss_of,
     reached,
@@ -19,6 +18,7 @@ from classgrad.methods.structure.units import (
     soft_threshold,
     split,
 )
+from classgrad.methods.structure.growing import grow, make_growing, resize, units, width, wires
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
 from classgrad.training.config import Training

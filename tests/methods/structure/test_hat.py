@@ -11,7 +11,7 @@ from torch import nn
 from classgrad import methods, networks
 from classgrad.errors import UserError
 from classgrad.methods import HAT
-from classgrad.methods.structure.gates import Gate
+from classgrad.methods.structure.hat import Gate
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
 from classgrad.networks.options import NetworkSettings

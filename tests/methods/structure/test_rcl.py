@@ -9,8 +9,8 @@ import torch
 from classgrad import methods, networks
 from classgrad.errors import UserError
 from classgrad.methods import RCL
-from classgrad.methods.structure.controller import Controller
 from classgrad.methods.structure.growing import units, width
+from classgrad.methods.structure.rcl import Controller
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
 from classgrad.tasks import Split, TaskStream

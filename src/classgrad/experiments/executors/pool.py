@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
 from classgrad.checkpoints.lock import InUse
-from classgrad.checkpoints.signals import heard_by
+from classgrad.checkpoints.manager import heard_by
 from classgrad.errors import Stopped, UserError, shown
 from classgrad.experiments.jobs import CRASH_FILE, Job, Status
 from classgrad.experiments.remote import Remote

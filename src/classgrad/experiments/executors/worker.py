@@ -71,7 +71,7 @@ def learn(job: dict[str, Any], send: Send) -> RunRecord:
                 place = {"task": at.task, "tasks": len(run.stream), "done": run.share_done(at)}
                 send({**place, **measured(run.record)})
 
-        def tell(line: str) -> None:
+        def tell(line: str, hint: str | None = None) -> None:
             send({"tell": line})
 
         with checkpoints.listening():

@@ -26,6 +26,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from classgrad.methods.base import World
 from classgrad.methods.penalty.base import Anchored, Strength, weights_of
 from classgrad.methods.penalty.sensitivity import sensitivity
 from classgrad.networks.network import Network
@@ -53,7 +54,10 @@ class EWC(Anchored):
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
         """Merge this task's F and weights with those of the tasks before."""
-        new = fisher(net, task, self.samples, generator, sampled=self.fisher == "sampled")
+        sampled = self.fisher == "sampled"
+        # Labels are drawn one after another: each process then takes all batches.
+        turns = None if sampled else self.processes
+        new = fisher(net, task, self.samples, generator, sampled=sampled, processes=turns)
         weights = weights_of(net)
         if self._learnt == 0:
             self.keep(weights, new)
@@ -69,11 +73,17 @@ class EWC(Anchored):
                 for name in new
             }
             self.keep(anchor, f)
-        self.level(net)
+        self.broadcast_state(net)
 
 
 def fisher(
-    net: Network, task: Task, samples: int, generator: torch.Generator, *, sampled: bool = False
+    net: Network,
+    task: Task,
+    samples: int,
+    generator: torch.Generator,
+    *,
+    sampled: bool = False,
+    processes: World | None = None,
 ) -> dict[str, Tensor]:
     """Return the diagonal Fisher information of what all tasks share, by parameter name."""
 
@@ -92,5 +102,5 @@ def fisher(
         torch.square,
         samples,
         generator,
-        in_turn=not sampled,
+        processes=processes,
     )

@@ -18,8 +18,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call
 
 from classgrad.core.layers import Site, sites
-from classgrad.distributed import world
 from classgrad.errors import UserError
+from classgrad.methods.base import World
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
 from classgrad.prediction.accuracy import BATCH
@@ -42,20 +42,20 @@ def sensitivity(
     samples: int,
     generator: torch.Generator,
     *,
-    in_turn: bool = True,
+    processes: World | None = None,
 ) -> dict[str, Tensor]:
     """Return the mean of m(∂l_i/∂θ) over up to `samples` random training samples of a task.
 
     Of these `parameters` of `net.protected()`, by name. Dropout is off, and the statistics of
-    BatchNorm count as constants, so that every sample has a gradient of its own. Several processes
-    take turns at batches; where `scalar` draws from a generator (`in_turn=False`) each takes all.
+    BatchNorm count as constants, so that every sample has a gradient of its own. These
+    `processes` take turns at batches.
     """
     model, dtype = net.protected(), next(net.parameters()).dtype
     chosen = torch.randperm(len(task.train), generator=generator)[:samples]
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     with net.evaluating(), net.samples_apart():
         found = batches(len(chosen), BATCH)
-        for part in world().own(found) if in_turn else found:
+        for part in processes.take_turns(found) if processes else found:
             index = chosen[part]
             x = task.transform(task.train.unit_images(index, dtype))
             y = task.train.labels[index]
@@ -63,8 +63,8 @@ def sensitivity(
             sums = per_sample_sums(model, run, measure)
             for name in total.keys() & sums.keys():
                 total[name] += sums[name]
-    if in_turn:
-        total = {name: world().sum(value) for name, value in total.items()}
+    if processes:
+        total = {name: processes.sum(value) for name, value in total.items()}
     return {name: value / len(chosen) for name, value in total.items()}
 
 

@@ -22,7 +22,8 @@ Differences from the released code: the penalty acts by an implicit step
 being part of g.
 """
 
-from typing import Any, ClassVar
+from dataclasses import InitVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -45,6 +46,10 @@ class SI(Anchored):
     damping: float = Field(
         default=0.1, ge=1e-12, description="what keeps Ω finite for small moves (ξ)"
     )
+
+    if TYPE_CHECKING:  # aliases, see Settings
+        c: InitVar[Strength] = strength
+        xi: InitVar[float] = damping
 
     _path: dict[str, Tensor] = PrivateAttr(default_factory=dict)
     _before: dict[str, Tensor] = PrivateAttr(default_factory=dict)  # during a step only

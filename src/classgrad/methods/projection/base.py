@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import InitVar
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -13,8 +14,7 @@ from classgrad.core.collect import Batches, Collected, Forward, collect
 from classgrad.core.layers import by_layer
 from classgrad.core.projector import Projector
 from classgrad.core.subspace import Subspace
-from classgrad.distributed import world
-from classgrad.distributed.collecting import most_rows, processes
+from classgrad.distributed.collecting import processes
 from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.networks.network import Network
 from classgrad.tasks import Task, batches
@@ -66,6 +66,9 @@ class Projected(Method, ABC):
         description="one direction fewer for a layer's first basis, as in released code",
     )
 
+    if TYPE_CHECKING:  # aliases, see Settings
+        epsilon: InitVar[Share | dict[str, Share]] = energy
+
     _subspaces: dict[str, Subspace] = PrivateAttr(default_factory=dict)
     _frozen: list[str] = PrivateAttr(default_factory=list)
     _learnt: int = PrivateAttr(default=0)
@@ -84,7 +87,7 @@ class Projected(Method, ABC):
 
     def attach(self, model: nn.Module) -> None:
         """Guard this model from now on."""
-        self._projector = Projector(model, most_rows)
+        self._projector = Projector(model, self.processes.most_rows)
         self._subspaces = {
             name: Subspace.empty(site.dimension) for name, site in self._projector.sites.items()
         }
@@ -131,12 +134,15 @@ class Projected(Method, ABC):
 
         def shuffled() -> Batches:
             generator.set_state(state)
-            for index in world().own(batches(len(task.train), COLLECT_BATCH, generator)):
+            for index in self.processes.take_turns(
+                batches(len(task.train), COLLECT_BATCH, generator)
+            ):
                 images = task.train.unit_images(index, dtype)
                 yield task.transform(images), task.train.labels[index]
 
         self.learn(net, lambda x: net(x, task.id), shuffled, range(task.classes))
-        self.level(net)  # of several processes only the main one has seen what there is to add
+        # Of several processes only the main one has seen what there is to add.
+        self.broadcast_state(net)
 
     def learn(
         self,

@@ -33,7 +33,8 @@ chain only, drawn once); `severity` can be set.
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from dataclasses import InitVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -44,11 +45,11 @@ from classgrad.core import selection
 from classgrad.core.collect import ClassInputs, Collected
 from classgrad.core.subspace import Representation
 from classgrad.data.augmix import augmix, refuse_range
-from classgrad.distributed import world
 from classgrad.methods.base import LayerRoom, Step
 from classgrad.methods.projection.budget import Budgeted
 from classgrad.methods.projection.groups import Groups
 from classgrad.networks.network import Network
+from classgrad.networks.shard import Shard
 from classgrad.tasks import Task
 
 
@@ -86,6 +87,10 @@ class CGP(Budgeted):
     )
     severity: float = Field(default=3, gt=0, le=10, description="strength of AugMix, 0 to 10")
 
+    if TYPE_CHECKING:  # aliases, see Settings
+        eta: InitVar[float] = similarity
+        mu: InitVar[float] = temperature
+
     _groups: dict[str, Groups] = PrivateAttr(default_factory=dict)
 
     def begin_task(self, net: Network, task: Task) -> None:
@@ -99,14 +104,19 @@ class CGP(Budgeted):
         """Return L_ce + λ L_con (Eq. loss); the copies have no part in L_ce."""
         if self.contrast == 0:
             return super().loss(net, step)
+        shard = step.shard
         copies = augmix(
-            step.images, severity=self.severity, generator=step.generator, among=world().place
+            step.images,
+            severity=self.severity,
+            generator=step.generator,
+            among=None if shard.is_whole else (shard.start, shard.whole),
         )
         embedding = net.embed(step.x, step.task.id)
         with net.statistics_kept():  # those for predictions are of real images
             of_copies = net.embed(step.task.transform(copies), step.task.id)
         entropy = functional.cross_entropy(net.classify(embedding, step.task.id), step.y)
-        return entropy + self.contrast * contrastive(embedding, of_copies, self.temperature)
+        contrast = contrastive(embedding, of_copies, self.temperature, shard)
+        return entropy + self.contrast * contrast
 
     def grow(self, gather: Callable[..., Collected]) -> Collected:
         """Add every class of the task to every layer, in the order of the classes."""
@@ -200,19 +210,18 @@ class CGP(Budgeted):
         self._groups = {name: Groups.from_state(part) for name, part in state["groups"].items()}
 
 
-def contrastive(embedding: Tensor, of_copies: Tensor, temperature: float) -> Tensor:
+def contrastive(
+    embedding: Tensor, of_copies: Tensor, temperature: float, shard: Shard | None = None
+) -> Tensor:
     """Embeddings z, z' (n x d) -> mean_i -log(exp(z_i·z'_i / μ) / Σ_{k≠i} exp(z_i·z_k / μ)).
 
     Both are normalised first; k runs over all 2n embeddings but z_i itself, and only the n images
-    are anchors, as in the paper's formula. Of a part of a batch, k runs over the whole batch.
+    are anchors, as in the paper's formula. Of a shard of a batch, k runs over the whole batch.
     """
+    shard = shard or Shard(len(embedding), 0, len(embedding))
     z = functional.normalize(embedding, dim=1)
-    images, copies = z, functional.normalize(of_copies, dim=1)
-    own = torch.arange(len(z), device=z.device)
-    if cut := world().cut:
-        both = world().gathered(torch.cat([images, copies], dim=1))
-        images, copies = both.split(z.shape[1], dim=1)
-        own += cut.start
+    images, copies = shard.gather(z), shard.gather(functional.normalize(of_copies, dim=1))
+    own = torch.arange(shard.start, shard.stop, device=z.device)
     among = (z @ images.T / temperature).scatter(1, own[:, None], -torch.inf)
     logits = torch.cat([z @ copies.T / temperature, among], dim=1)
     return functional.cross_entropy(logits, own)

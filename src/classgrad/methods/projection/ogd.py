@@ -35,7 +35,6 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from classgrad.core.projector import FreeUpdates
-from classgrad.distributed import world
 from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.methods.flat import gather, products, split, write
 from classgrad.methods.projection.base import COLLECT_BATCH
@@ -51,7 +50,7 @@ class OGD(Method):
 
     name: ClassVar[str] = "ogd"
     summary: ClassVar[str] = "Orthogonal Gradient Descent: stored gradients, OGD-GTL (AISTATS 2020)"
-    parallel: ClassVar[bool] = True  # the first process finds what a task adds to S
+    parallel: ClassVar[bool] = True  # the main process finds what a task adds to S
 
     samples: int = Field(
         default=200, ge=1, description="training samples whose gradients a task adds"
@@ -102,12 +101,12 @@ class OGD(Method):
         """Add the gradients of some of the task's samples."""
         count = min(self.samples, len(task.train), self.max_vectors - len(self._basis))
         if count:
-            held = len(self._basis)
-            grown = self._basis.to(self._weights[0])
-            if world().first:
-                grown = extended(grown, self.gradients(net, task, count, generator))
-            new = world().rows_from_first(grown[held:])
-            self._hold(grown if world().first else torch.cat([grown, new]))
+            basis = self._basis.to(self._weights[0])
+
+            def new() -> Tensor:
+                return outside(basis, self.gradients(net, task, count, generator))
+
+            self._hold(torch.cat([basis, self.processes.broadcast_rows(new, basis)]))
 
     def gradients(self, net: Network, task: Task, count: int, generator: torch.Generator) -> Tensor:
         """Return ∇ f_y(x; w) of `count` random training samples (count x parameters)."""
@@ -153,13 +152,13 @@ class OGD(Method):
         self._hold(state["basis"])
 
 
-def extended(basis: Tensor, rows: Tensor) -> Tensor:
-    """Orthonormal rows (k x p) and others (m x p) -> orthonormal rows that span both."""
+def outside(basis: Tensor, rows: Tensor) -> Tensor:
+    """Orthonormal rows (k x p) and others (m x p) -> orthonormal rows that extend their span."""
     rows = nn.functional.normalize(rows, dim=1)
     # Twice, because the first round magnifies the rounding of rows with little outside the basis.
     for _ in range(2):
         rows = orthonormal(rows - (rows @ basis.T) @ basis)
-    return torch.cat([basis, rows])
+    return rows
 
 
 def orthonormal(rows: Tensor) -> Tensor:

@@ -36,7 +36,8 @@ off unless it is set, and then comes after the product with P, as there.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import InitVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -44,12 +45,11 @@ from torch import Tensor, nn
 
 from classgrad.core.layers import Site, Source, tap
 from classgrad.core.projector import Projector, Side, follow_gradients
-from classgrad.distributed import Cut, world
-from classgrad.distributed.collecting import most_rows
 from classgrad.errors import UserError
 from classgrad.methods.base import LayerRoom, Method, Step
 from classgrad.methods.projection.base import COLLECT_BATCH, layer_values
 from classgrad.networks.network import Network
+from classgrad.networks.shard import Shard
 from classgrad.tasks import Task, batches
 
 # Less than this drowns in the rounding of R P Rᵀ.
@@ -111,6 +111,9 @@ class OWM(Method):
         default=0.0, ge=0, description="largest norm of all gradients together; 0: any"
     )
 
+    if TYPE_CHECKING:  # aliases, see Settings
+        alpha: InitVar[Damping | dict[str, Damping]] = damping
+
     _sides: dict[str, Shrinking] = PrivateAttr(default_factory=dict)
     _frozen: list[str] = PrivateAttr(default_factory=list)
     _projector: Projector | None = PrivateAttr(default=None)
@@ -128,7 +131,7 @@ class OWM(Method):
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Guard what the tasks share."""
-        self._projector = Projector(net.protected(), most_rows)
+        self._projector = Projector(net.protected(), self.processes.most_rows)
         layer_values(self.damping, self.projector.sites)
         return net
 
@@ -150,7 +153,7 @@ class OWM(Method):
             return super().loss(net, step)
         with tap(self.projector.sites.values()) as seen:
             loss = super().loss(net, step)
-        self._learn(seen, (step.number + 1) / step.steps, mean_of=len(step.batch))
+        self._learn(seen, (step.number + 1) / step.steps, len(step.batch), step.shard)
         return loss
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
@@ -175,20 +178,23 @@ class OWM(Method):
             dtype = next(net.parameters()).dtype
             order = list(batches(len(task.train), COLLECT_BATCH, generator))
             for number, index in enumerate(order, start=1):
-                with world().cutting(len(index)) as part:
+                with self.sharded(net, len(index)) as shard:
+                    images = task.train.unit_images(index[shard.part], dtype)
                     with tap(self.projector.sites.values()) as seen:
-                        net(task.transform(task.train.unit_images(index[part], dtype)), task.id)
-                    self._learn(seen, number / len(order), self.mean_of)
+                        net(task.transform(images), task.id)
+                    self._learn(seen, number / len(order), self.mean_of, shard)
         self._frozen = self.projector.non_matrix_parameters(net.protected().modules())
         self.projector.guard(self._sides, self._frozen)
-        self.level(net)
+        self.broadcast_state(net)
 
-    def _learn(self, seen: dict[Source, list[Tensor]], share: float, mean_of: int) -> None:
+    def _learn(
+        self, seen: dict[Source, list[Tensor]], share: float, mean_of: int, shard: Shard
+    ) -> None:
         """Update P of every layer that ran; `share` is λ."""
         last = layer_values(self.damping, self.projector.sites)
         for name, site in self.projector.sites.items():
             for x in seen.get(site.source, []):
-                rows = mean_rows(site, x, mean_of, self.patch_stride)
+                rows = mean_rows(site, x, mean_of, self.patch_stride, shard)
                 if not rows.isfinite().all():
                     raise UserError(f"layer '{name}' saw an input that is not a finite number")
                 side = self._side(name)
@@ -224,31 +230,32 @@ class OWM(Method):
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
         """Continue from a state."""
-        self._projector = Projector(net.protected(), most_rows)
+        self._projector = Projector(net.protected(), self.processes.most_rows)
         sites = self.projector.sites
         self._sides = {name: Shrinking(sites[name], p) for name, p in state["matrices"].items()}
         self._frozen = list(state["frozen"])
         self.projector.guard(self._sides, self._frozen)
 
 
-def mean_rows(site: Site, x: Tensor, mean_of: int, every: int) -> Tensor:
+def mean_rows(
+    site: Site, x: Tensor, mean_of: int, every: int, shard: Shard | None = None
+) -> Tensor:
     """Input of a layer (n, ...) -> rows of its means over about `mean_of` samples each, float64."""
-    cut = world().cut
-    if cut is None:
+    if shard is None or shard.is_whole:
         parts = x.tensor_split(max(1, len(x) // mean_of))
         means = torch.stack([part.mean(0) for part in parts])
     else:
-        means = means_of_whole(x, max(1, cut.whole // mean_of), cut)
+        means = means_of_whole(x, max(1, shard.whole // mean_of), shard)
     return site.rows(means, every).cpu().double()
 
 
-def means_of_whole(x: Tensor, groups: int, cut: Cut) -> Tensor:
-    """Part of an input -> means of the whole over samples in so many groups of about one size."""
-    parts = torch.arange(cut.whole).tensor_split(groups)
+def means_of_whole(x: Tensor, groups: int, shard: Shard) -> Tensor:
+    """Shard of an input -> means of the whole over samples in so many groups of about one size."""
+    parts = torch.arange(shard.whole).tensor_split(groups)
     sizes = torch.tensor([len(part) for part in parts])
-    group = torch.arange(groups).repeat_interleave(sizes)[cut.start : cut.stop]
+    group = torch.arange(groups).repeat_interleave(sizes)[shard.part]
     sums = x.new_zeros(groups, *x.shape[1:]).index_add(0, group.to(x.device), x)
-    return world().sum(sums) / sizes.to(x).view(-1, *[1] * (x.dim() - 1))
+    return shard.sum(sums) / sizes.to(x).view(-1, *[1] * (x.dim() - 1))
 
 
 def woodbury_update(p: Tensor, rows: Tensor, alpha: float) -> Tensor:

@@ -20,7 +20,8 @@ direction less (`gpm_compat=True` gives that); ε stops growing at `energy_limit
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from dataclasses import InitVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pydantic import Field, PrivateAttr, field_serializer
@@ -46,6 +47,9 @@ class SGP(GPM):
         allow_inf_nan=True,
         description="how important weak directions are (α); 0: as their singular value, inf: GPM",
     )
+
+    if TYPE_CHECKING:  # aliases, see Settings
+        alpha: InitVar[float] = scale
 
     _importance: dict[str, Tensor] = PrivateAttr(default_factory=dict)
 

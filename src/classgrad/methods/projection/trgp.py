@@ -38,7 +38,6 @@ from torch.nn import functional
 from classgrad import seeds
 from classgrad.core.collect import Collected
 from classgrad.core.selection import joint
-from classgrad.distributed import world
 from classgrad.methods.projection.base import Count, Projected
 from classgrad.methods.projection.scaled import Scaled, make_scaled
 from classgrad.networks.layers import TaskBatchNorm
@@ -175,7 +174,7 @@ class TRGP(Projected):
         weights = [site.weight for site in sites.values()]
         found = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
         return {
-            name: world().from_first(site.matrix(gradient).cpu().double())
+            name: self.processes.broadcast(site.matrix(gradient).cpu().double())
             for (name, site), gradient in zip(sites.items(), found, strict=True)
         }
 

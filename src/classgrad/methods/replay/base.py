@@ -20,7 +20,6 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 from torch.nn import functional
 
-from classgrad.distributed import world
 from classgrad.errors import UserError
 from classgrad.methods.base import Fit, Method, Step
 from classgrad.methods.flat import gather
@@ -80,7 +79,8 @@ class Rehearsal(Method, ABC):
         for earlier, part in self._memory.parts.items():
             if earlier != task.id and len(part) >= FAIR:
                 images = part.unit_images(slice(None), dtype)
-                net.settle(earlier, world().own([self._transforms[earlier](images)]))
+                turns = self.processes.take_turns([self._transforms[earlier](images)])
+                net.recalibrate(earlier, turns, self.processes.sum)
 
     def draw(self, step: Step, without: int | None = None) -> list[Part]:
         """Draw a batch from the memory; one task can be left out."""
@@ -97,14 +97,14 @@ class Rehearsal(Method, ABC):
     def task_loss(self, net: Network, task: int, index: Tensor) -> Tensor:
         """Return the mean cross-entropy of some of a task's kept samples.
 
-        Several processes have a part of them each, by its weight.
+        Several processes have a shard of them each, by its weight.
         """
         kept = self._memory.parts[task]
-        with world().cutting(len(index)) as part:
-            own = index[part]
+        with self.sharded(net, len(index)) as shard:
+            own = index[shard.part]
             images = kept.unit_images(own, next(net.parameters()).dtype)
             logits = net(self._transforms[task](images), task)
-            return world().weighted(functional.cross_entropy(logits, kept.labels[own]))
+            return shard.weighted(functional.cross_entropy(logits, kept.labels[own]))
 
     def batch_loss(self, net: Network, parts: Sequence[Part]) -> Tensor:
         """Return the weighted loss of a batch from the memory."""
@@ -147,13 +147,12 @@ class Episodic(Rehearsal):
 
     def gradient_of(self, loss: Tensor, step: Step) -> Tensor:
         """Return the gradient of a loss over all that moves, as one vector."""
-        value = float(world().sum(loss.detach()))
+        value = float(self.processes.mean(loss.detach()))
         if not math.isfinite(value):
             raise UserError(f"the loss of kept samples is {value}: lower learning_rate")
         parameters = moved(step)
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        total = world().sum(gather(parameters, found))
-        return total if world().size == 1 else total / world().size
+        return self.processes.mean(gather(parameters, found))
 
 
 def moved(step: Step) -> list[nn.Parameter]:

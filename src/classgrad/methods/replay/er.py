@@ -19,7 +19,6 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from classgrad.distributed import world
 from classgrad.methods.base import Step
 from classgrad.methods.replay.base import Rehearsal
 from classgrad.methods.replay.buffer import Reservoir
@@ -50,8 +49,8 @@ class ER(Rehearsal):
         if not parts:
             return current
         here, there = len(step.batch), sum(len(part.index) for part in parts)
-        # The memory's part has its weight already, and the whole gets that of the batch.
-        of_memory = self.batch_loss(net, parts) / world().weight
+        # The memory's loss is by its own weight already, and the sum will get that of the batch.
+        of_memory = self.batch_loss(net, parts) / step.shard.weight
         return (here * current + there * of_memory) / (here + there)
 
     def after_step(self, net: Network, step: Step) -> None:

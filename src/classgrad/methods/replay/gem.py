@@ -17,8 +17,10 @@ it to v; `memory` counts samples of all tasks together, with an equal share for 
 as in the paper); kept samples are drawn at random with classes in balance, not the last ones seen.
 """
 
-from typing import ClassVar
+from dataclasses import InitVar
+from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -27,7 +29,6 @@ from classgrad.errors import UserError
 from classgrad.methods.base import Step
 from classgrad.methods.flat import gather, products, write
 from classgrad.methods.replay.base import Episodic, moved
-from classgrad.methods.replay.quadratic import minimise_above
 from classgrad.networks.network import Network
 
 
@@ -47,6 +48,9 @@ class GEM(Episodic):
         default=0.5, ge=0, le=1e6, description="least part of each task's gradient in a step (γ)"
     )
     ridge: float = Field(default=1e-3, gt=0, description="what is added to the diagonal of G Gᵀ")
+
+    if TYPE_CHECKING:  # aliases, see Settings
+        gamma: InitVar[float] = margin
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
         """Replace the gradient if it points against that of a finished task."""
@@ -80,3 +84,28 @@ def closest_within(gradient: Tensor, rows: Tensor, margin: float, ridge: float) 
     square.diagonal().add_(ridge)
     v = minimise_above(square, along, margin)
     return gradient + v.to(gradient) @ rows
+
+
+def minimise_above(q: Tensor, c: Tensor, lower: float = 0.0) -> Tensor:
+    """Return the v >= lower with the least ½ vᵀ Q v + cᵀ v; Q (n x n) is positive definite.
+
+    With u = v - lower, that is the non-negative least squares problem min ‖A u - b‖ for any A and b
+    with Aᵀ A = Q and Aᵀ b = -(c + Q lower), here by the eigenvectors of Q. Q is brought to a unit
+    diagonal first: gradients of tasks differ by orders of magnitude, and the eigenvectors of the
+    small ones would otherwise be rounding. Directions in which Q is zero up to rounding are free of
+    cost and left out.
+
+    >>> q = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    >>> minimise_above(q, torch.tensor([-3.0, 1.0]), 0.0).round(decimals=9).tolist()
+    [1.5, 0.0]
+    """
+    from scipy.optimize import nnls
+
+    q, c = q.double(), c.double()
+    unit = q.diagonal().rsqrt()
+    values, vectors = torch.linalg.eigh(q * unit * unit[:, None])
+    held = values > len(c) * torch.finfo(q.dtype).eps * values[-1]
+    roots, vectors = values[held].sqrt(), vectors[:, held]
+    a, b = roots[:, None] * vectors.T, -(vectors.T @ (unit * (c + lower * q.sum(1)))) / roots
+    u, _ = nnls(a.numpy(), b.numpy(), maxiter=100 * len(c))
+    return torch.from_numpy(np.asarray(u)) * unit + lower

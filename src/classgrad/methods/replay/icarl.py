@@ -32,12 +32,13 @@ targets, exemplars the recorded answers.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import InitVar
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from pydantic import Field, PrivateAttr
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from classgrad import seeds
@@ -51,11 +52,109 @@ from classgrad.methods.distillation import (
     logits_of,
     record,
 )
-from classgrad.methods.replay.exemplars import choose, cut
-from classgrad.methods.replay.nearest import NearestMeans
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
 from classgrad.tasks import Split, Task, Transform
+
+
+class NearestMeans(Network):
+    """Heads while training; in evaluation mode -||z - μ_y||² for each class y of the task.
+
+    z is the embedding and μ_y the mean of the class, both of length 1. Tasks without means are
+    answered by their heads. The means are buffers: they go wherever the network goes.
+    """
+
+    means_known: Tensor  # how many tasks have means, from the first on
+
+    def __init__(
+        self, trunk: nn.Module, embedding: int, *, seed: int = 1, shared_head: bool = False
+    ) -> None:
+        super().__init__(trunk, embedding, seed=seed, shared_head=shared_head)
+        device = next(trunk.parameters()).device
+        self.register_buffer("means_known", torch.tensor(0, device=device))
+
+    @classmethod
+    def of(cls, net: Network) -> Self:
+        """Return a network with the trunk and the heads of `net`, or `net` if it is one already."""
+        if isinstance(net, cls):
+            return net
+        made = cls(net.trunk, net.embedding, seed=net.seed, shared_head=net.shared_head)
+        made.heads = net.heads
+        for task in range(len(net.heads)):
+            made._make_room(task, net.head_parameters(task)[0].shape[0])
+        return made.train(net.training)
+
+    def add_task(self, classes: int) -> None:
+        """Append what the next task owns, with room for its means."""
+        super().add_task(classes)
+        self._make_room(len(self.heads) - 1, classes)
+
+    def _make_room(self, task: int, classes: int) -> None:
+        like = next(self.trunk.parameters())
+        room = torch.zeros(classes, self.embedding, dtype=like.dtype, device=like.device)
+        self.register_buffer(f"means_{task}", room)
+
+    @property
+    def means(self) -> list[Tensor]:
+        """Unit means (classes x embedding) of the tasks that have them."""
+        return [self.get_buffer(f"means_{task}") for task in range(int(self.means_known))]
+
+    def set_means(self, means: list[Tensor]) -> None:
+        """Answer for the first tasks by these means, which are brought to length 1."""
+        for task, of_task in enumerate(means):
+            self.get_buffer(f"means_{task}").copy_(functional.normalize(of_task, dim=1))
+        self.means_known.fill_(len(means))
+
+    def classify(self, features: Tensor, task: int) -> Tensor:
+        """Map embeddings to the logits of one task, or to its scores by nearest means."""
+        if self.training or task >= int(self.means_known):
+            return super().classify(features, task)
+        z, means = functional.normalize(features, dim=1), self.get_buffer(f"means_{task}")
+        return 2 * z @ means.T - z.square().sum(1, keepdim=True) - means.square().sum(1)
+
+
+def herd(features: Tensor, count: int) -> Tensor:
+    """Rows (n x d) -> up to `count` of their indices; the first k have a mean near that of all.
+
+    Greedy: the k-th is p_k = argmin_x ||μ - (φ(x) + Σ_{j<k} φ(p_j)) / k||, among those not chosen
+    yet.
+
+    >>> herd(torch.tensor([[0.0], [4.0], [5.0], [11.0]]), 3)  # mean 5; then (5 + 4) / 2, ...
+    tensor([2, 1, 3])
+    """
+    features = features.cpu().double()  # which not every device has
+    mean, lengths = features.mean(0), features.square().sum(1)
+    rest = torch.zeros_like(mean)  # k μ - Σ_{j<k} φ(p_j): what the k-th would have to be
+    free = torch.zeros_like(lengths)  # minus infinity once chosen
+    chosen: list[int] = []
+    for _ in range(min(count, len(features))):
+        rest = rest + mean
+        nearness = 2 * features @ rest - lengths  # ||rest||² - ||rest - φ||²
+        best = int((nearness + free).argmax())
+        chosen.append(best)
+        rest = rest - features[best]
+        free[best] = -torch.inf
+    return torch.tensor(chosen)
+
+
+def choose(split: Split, features: Tensor, count: int) -> Split:
+    """Return up to `count` samples of every class in the order of herding, class after class."""
+    kept = []
+    for label in split.labels.unique():
+        own = (split.labels == label).nonzero().flatten()
+        kept.append(own[herd(features[own], count)])
+    return _part(split, torch.cat(kept))
+
+
+def cut(split: Split, count: int) -> Split:
+    """Return the first `count` samples of every class."""
+    kept = [(split.labels == label).nonzero().flatten()[:count] for label in split.labels.unique()]
+    return _part(split, torch.cat(kept))
+
+
+def _part(split: Split, index: Tensor) -> Split:
+    return Split(split.images[index], split.labels[index])
+
 
 # Exemplars of one task in a pass, at least: fewer make poor batch statistics.
 PER_TASK = 16
@@ -72,6 +171,9 @@ class ICaRL(Distilled):
 
     memory: int = Field(default=2000, ge=1, description="exemplars kept in all (K)")
     memory_batch: int = Field(default=64, ge=2, description="exemplars in a step")
+
+    if TYPE_CHECKING:  # aliases, see Settings
+        K: InitVar[int] = memory
 
     _transforms: list[Transform] = PrivateAttr(default_factory=list)
     _exemplars: list[Split] = PrivateAttr(default_factory=list)  # by task

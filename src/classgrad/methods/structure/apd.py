@@ -34,7 +34,8 @@ others. Masks start at 1/2. Validation judges by plain cross-entropy.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from dataclasses import InitVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -69,6 +70,10 @@ class APD(Method):
     decay: float = Field(
         default=1e-4, ge=0, description="pull of a task's own part and mask to zero"
     )
+
+    if TYPE_CHECKING:  # aliases, see Settings
+        lambda1: InitVar[float] = sparsity
+        lambda2: InitVar[float] = retention
 
     _layers: dict[str, Decomposed] = PrivateAttr(default_factory=dict)
 

@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field
+from torch import nn
 
 from classgrad.errors import UserError
 from classgrad.methods.base import Method
@@ -57,13 +58,14 @@ class PGN(Method):
         return ColumnNetwork.of(net, columns, columns.embedding)
 
 
-def width_for(trunk: Trunk, classes: Sequence[int], capacity: float) -> float:
+def width_for(trunk: nn.Module, classes: Sequence[int], capacity: float) -> float:
     """Return the `column_width` at which columns for these tasks store this capacity, in per cent.
 
     `classes` has the number of classes of each task. Parameters are counted, nothing is trained.
     More width is more parameters, so the share is found by halving; widths are whole numbers, so it
     is met within what one unit more would add. Three decimals.
     """
+    trunk = plain(trunk)
     base = sum(p.numel() for p in trunk.parameters()) + trunk.embedding * sum(classes)
     most = 100 * Progressive(trunk, 1.0, seed=1).parameters_for(list(classes)) / base
     if most < capacity:

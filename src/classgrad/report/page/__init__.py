@@ -1,11 +1,30 @@
 """Records as one page that opens offline: a comparison, figures with their values, every run."""
 
+import base64
+import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from importlib.metadata import version
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
 
 from classgrad.errors import UserError
-from classgrad.report.page.html import Live, document
-from classgrad.report.page.summary import Section, sections
+from classgrad.report.page import drawing, runs, tables
+from classgrad.report.page.figures import figures
+from classgrad.report.page.summary import PublishedLine, Section, sections
+from classgrad.report.text import counted
 from classgrad.runs.record import RunRecord
+
+
+@dataclass(frozen=True)
+class Live:
+    """What a page has that follows runs: what tells it from a later one, and what is new."""
+
+    version: str
+    news: Sequence[str]
 
 
 def page(
@@ -13,41 +32,76 @@ def page(
     *,
     title: str | None = None,
     against: str | None = None,
+    published: Sequence[PublishedLine] = (),
     live: Live | None = None,
 ) -> str:
     """Return a page that compares runs, with all it needs inside.
 
     Differences are to the best row of a benchmark, or to the one whose label is `against`.
-    `live` is what a page has that follows runs.
+    `published` is what papers print, `live` what a page has that follows runs.
     """
     if not records:
         raise UserError("there are no runs to compare: give folders of runs")
-    return page_of(sections(records, against), title=title, live=live)
+    return page_of(sections(records, against, published), title=title, live=live)
 
 
-def page_of(found: Sequence[Section], *, title: str | None = None, live: Live | None = None) -> str:
+def page_of(
+    several: Sequence[Section], *, title: str | None = None, live: Live | None = None
+) -> str:
     """Return the page of sections, with all it needs inside."""
-    return document(title or _title(found), lead(found), found, live)
+    names = dict.fromkeys(section.rows[0].runs[0].benchmark for section in several)
+    title = title or "Continual learning on " + ", ".join(names)
+    rows = [row for section in several for row in section.rows]
+    methods = counted(len({row.runs[0].method_name for row in rows}), "method")
+    count = counted(sum(len(row.runs) for row in rows), "run")
+    where = f"over {counted(len(several[0].tasks), 'task')}"
+    if len(several) > 1:
+        where = f"on {len(several)} benchmarks"
+    lead = f"{methods} in {count} {where}: what they learn, what they keep, what it costs."
+    return _document(title, lead, several, live)
 
 
-def _title(found: Sequence[Section]) -> str:
-    names = list(dict.fromkeys(section.rows[0].runs[0].benchmark for section in found))
-    return "Continual learning on " + ", ".join(names)
+def waiting_page(live: Live) -> str:
+    """Return the page that follows runs before there is anything to compare."""
+    lead = "This page shows the first one when it has."
+    return _document("No run has finished a task yet", lead, [], live)
 
 
-def lead(found: Sequence[Section]) -> str:
-    """Say in one sentence what is compared."""
-    rows = [row for section in found for row in section.rows]
-    runs = sum(len(row.runs) for row in rows)
-    methods = len({row.runs[0].method_name for row in rows})
-    first = f"{_count(methods, 'method')} in {_count(runs, 'run')}"
-    if len(found) > 1:
-        return (
-            f"{first} on {len(found)} benchmarks: what they learn, what they keep, what it costs."
-        )
-    count = len(found[0].tasks)
-    return f"{first} over {_count(count, 'task')}: what they learn, what they keep, what it costs."
+def _document(title: str, lead: str, several: Sequence[Section], live: Live | None) -> str:
+    """Fill the template; a live page asks where it came from for a later version of itself."""
+    style, script = _file("style.css"), _file("script.js") + (_file("watch.js") if live else "")
+    policy = (
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        "base-uri 'none'; form-action 'none'" + ("; connect-src 'self'" if live else "")
+    )
+    return _template().render(
+        title=title,
+        lead=lead,
+        sections=several,
+        live=live,
+        policy=policy,
+        style=Markup(style),
+        script=Markup(script),
+        version=version("classgrad"),
+    )
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("classgrad.report", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.globals.update(drawing=drawing, figures=figures, runs=runs, tables=tables)
+    return environment.get_template("page.html")
+
+
+def _file(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from classgrad.report.page.figures import (
-    Bar,
+from markupsafe import Markup, escape
+
+from classgrad.report.page.charts import (
+    STYLES,
     BarPanel,
     Bars,
     DotPanel,
@@ -13,15 +15,15 @@ from classgrad.report.page.figures import (
     HeatPanel,
     LinePanel,
     Lines,
+    Mark,
     Series,
+    depth,
+    shade,
+    short,
     swarm,
     ticks,
 )
-from classgrad.report.page.markup import Markup, element
-from classgrad.report.page.shades import depth, shade
-from classgrad.report.page.strokes import brief, picture, ruled, short, told, written
 
-STYLES = 7  # colours, and marks
 Axis = Callable[[float], float]
 
 
@@ -38,6 +40,27 @@ def drawings(figure: Figure) -> list[Markup]:
     raise TypeError(f"no drawing for {type(figure).__name__}")
 
 
+def layout(figure: Figure) -> str:
+    """Say how much space a panel needs."""
+    if isinstance(figure, Lines) and len(figure.panels) == 1:
+        return "one"
+    if isinstance(figure, Heat):
+        return "narrow" if max(len(panel.cells) for panel in figure.panels) <= 6 else "large"
+    return "wide" if isinstance(figure, Bars) else "usual"
+
+
+def legend(figure: Figure) -> list[tuple[Markup, str]]:
+    """Return samples of lines and of parts of bars, with what they stand for."""
+    if isinstance(figure, Bars):
+        parts = [part for panel in figure.panels for part in enumerate(panel.parts)]
+        return [(element("i", "", class_=f"box p{place}"), name) for place, name in parts]
+    if isinstance(figure, Lines):
+        styles = {one.label: one.style for panel in figure.panels for one in panel.series}
+        if len(styles) > 1 and not any(panel.others for panel in figure.panels):
+            return [(swatch(style), label) for label, style in styles.items()]
+    return []
+
+
 def lines(figure: Lines, panel: LinePanel) -> Markup:
     """Draw lines over tasks; several in the only frame have their names at their ends."""
     named = len(figure.panels) == 1
@@ -51,16 +74,17 @@ def lines(figure: Lines, panel: LinePanel) -> Markup:
         share = (value - figure.low) / (figure.high - figure.low)
         return top + (height - top - bottom) * (1 - share)
 
-    parts = [
-        ruled(left, width - right, y_of(tick), f"{tick:g}")
-        for tick in ticks(figure.low, figure.high, 5 if named else 4)
-    ]
+    parts = []
+    for tick in ticks(figure.low, figure.high, 5 if named else 4):
+        y = y_of(tick)
+        parts.append(element("path", class_="rule", d=f"M{left:g} {y:.1f}H{width - right:g}"))
+        parts.append(text(left - 5, y + 4, f"{tick:g}", "end"))
     every = -(-figure.count // (10 if named else 6))
     parts += [
-        written(x_of(place), height - bottom + 14, str(place + 1), "middle")
+        text(x_of(place), height - bottom + 14, str(place + 1), "middle")
         for place in range(0, figure.count, every)
     ]
-    parts.append(written((left + width - right) / 2, height - 3, figure.axis, "middle"))
+    parts.append(text((left + width - right) / 2, height - 3, figure.axis, "middle"))
     for series in panel.others:
         parts.append(element("path", class_="other", d=_way(series, x_of, y_of)))
     for series in panel.series:
@@ -68,10 +92,13 @@ def lines(figure: Lines, panel: LinePanel) -> Markup:
         for place, mark in enumerate(series.marks):
             if mark:
                 sign = _sign(series.style, x_of(place), y_of(mark.value))
-                parts.append(told("path", mark, class_=_class("mark", series), d=sign))
+                parts.append(with_tip("path", mark, class_=_class("mark", series), d=sign))
     if named:
         parts += _names_at_ends(panel.series, y_of, width - right + 6, height - bottom)
-    return picture(width, height, _told_ends(figure, panel), parts)
+    ends = [f"{one.label} {_last(one):.1f}" for one in panel.series if any(one.marks)]
+    title = f"{figure.title}, {panel.title}" if panel.title else figure.title
+    words = f"{title}. At the end, %: {', '.join(ends) or 'nothing measured'}."
+    return picture(width, height, words, parts)
 
 
 def _names_at_ends(series: Sequence[Series], y_of: Axis, x: float, lowest: float) -> list[Markup]:
@@ -86,19 +113,13 @@ def _names_at_ends(series: Sequence[Series], y_of: Axis, x: float, lowest: float
         below = places[i + 1] - gap if i + 1 < len(places) else lowest
         places[i] = min(places[i], below)
     return [
-        written(x, y + 4, brief(one.label, 14), "start", "name")
+        text(x, y + 4, brief(one.label, 14), "start", "name")
         for y, (_, one) in zip(places, ends, strict=True)
     ]
 
 
 def _last(series: Series) -> float:
     return [mark.value for mark in series.marks if mark][-1]
-
-
-def _told_ends(figure: Lines, panel: LinePanel) -> str:
-    ends = [f"{one.label} {_last(one):.1f}" for one in panel.series if any(one.marks)]
-    title = f"{figure.title}, {panel.title}" if panel.title else figure.title
-    return f"{title}. At the end, %: {', '.join(ends) or 'nothing measured'}."
 
 
 def _way(series: Series, x_of: Axis, y_of: Axis) -> str:
@@ -131,7 +152,7 @@ def _sign(style: int, x: float, y: float) -> str:
 
 
 def swatch(style: int) -> Markup:
-    """Draw the sample of a line for the key."""
+    """Draw the sample of a line for the legend."""
     one = Series("", [], style)
     line = element("path", class_=_class("line", one), d="M1 7H29")
     mark = element("path", class_=_class("mark", one), d=_sign(style, 15, 7))
@@ -147,23 +168,17 @@ def heat(figure: Heat, panel: HeatPanel) -> Markup:
     parts = []
     for i, line in enumerate(panel.cells):
         y = top + i * side
-        parts.append(written(left - 5, y + side / 2 + 4, str(i + 1), "end"))
-        parts.append(
-            written(left + (i + 0.5) * side, top + count * side + 13, str(i + 1), "middle")
-        )
+        parts.append(text(left - 5, y + side / 2 + 4, str(i + 1), "end"))
+        parts.append(text(left + (i + 0.5) * side, top + count * side + 13, str(i + 1), "middle"))
         for j, mark in enumerate(line):
             if mark:
-                share = (mark.value - figure.low) / (figure.high - figure.low)
-                x, colour = left + j * side, shade(share)
+                x, colour = left + j * side, figure.colour(mark.value)
                 cell = [element("rect", x=x, y=y, width=side - 1, height=side - 1, fill=colour)]
                 if count <= 12:
-                    place = {
-                        "x": x + side / 2 - 0.5,
-                        "y": y + side / 2 + 3.5,
-                        "class_": f"on-{depth(colour)}",
-                    }
-                    cell.append(element("text", f"{mark.value:.0f}", **place))
-                parts.append(told("g", mark, *cell))
+                    middle = {"x": x + side / 2 - 0.5, "y": y + side / 2 + 3.5}
+                    shown = f"{mark.value:.0f}"
+                    cell.append(element("text", shown, **middle, class_=f"on-{depth(colour)}"))
+                parts.append(with_tip("g", mark, *cell))
     known = [mark.value for line in panel.cells for mark in line if mark]
     words = f"{figure.title}, {panel.title}: from {min(known):.1f} to {max(known):.1f} %."
     return picture(width, top + count * side + bottom, words, parts)
@@ -176,8 +191,8 @@ def scale(figure: Heat) -> Markup:
         for i in range(24)
     ]
     ends = [
-        written(35, 11, f"{figure.low:g} %", "end"),
-        written(165, 11, f"{figure.high:g} %", "start"),
+        text(35, 11, f"{figure.low:g} %", "end"),
+        text(165, 11, f"{figure.high:g} %", "start"),
     ]
     return element("svg", *parts, *ends, viewBox="0 0 210 15", class_="scale", aria_hidden="true")
 
@@ -193,11 +208,11 @@ def dots(figure: Dots, panel: DotPanel) -> Markup:
     for tick in ticks(figure.low, figure.high, 4):
         kind = "zero" if tick == 0 else "rule"
         parts.append(element("path", class_=kind, d=f"M{x_of(tick):.1f} 4V52"))
-        parts.append(written(x_of(tick), 65, f"{tick:g}".replace("-", "−"), "middle"))
+        parts.append(text(x_of(tick), 65, f"{tick:g}".replace("-", "−"), "middle"))
     places = swarm([dot.value for dot in panel.dots], figure.low, figure.high)
     for dot, place in zip(panel.dots, places, strict=True):
         y = middle + 22 * place
-        parts.append(told("circle", dot, class_="dot", cx=x_of(dot.value), cy=y, r=2.6))
+        parts.append(with_tip("circle", dot, class_="dot", cx=x_of(dot.value), cy=y, r=2.6))
     if panel.dots:
         mean = sum(dot.value for dot in panel.dots) / len(panel.dots)
         parts.append(element("path", class_="mean", d=f"M{x_of(mean):.1f} 2V54"))
@@ -207,22 +222,68 @@ def dots(figure: Dots, panel: DotPanel) -> Markup:
 def bars(panel: BarPanel) -> Markup:
     """Draw bars below each other, each below its name and its amount."""
     width, step = 320.0, 28.0
-    longest = max((_length(bar) for bar in panel.bars), default=0.0) or 1.0
+    lengths = [[max(part.value, 0.0) for part in bar.parts] for bar in panel.bars]
+    longest = max((sum(several) for several in lengths), default=0.0) or 1.0
     parts = []
-    for number, bar in enumerate(panel.bars):
+    for number, (bar, several) in enumerate(zip(panel.bars, lengths, strict=True)):
         y, x = number * step, 0.0
-        parts.append(written(0, y + 11, short(bar.label, 40), "start", "name"))
-        parts.append(written(width, y + 11, bar.text, "end"))
+        parts.append(text(0, y + 11, short(bar.label, 40), "start", "name"))
+        parts.append(text(width, y + 11, bar.text, "end"))
         parts.append(element("rect", class_="track", x=0, y=y + 16, width=width, height=7))
-        for place, part in enumerate(bar.parts):
-            length = width * max(part.value, 0.0) / longest
+        for place, (part, value) in enumerate(zip(bar.parts, several, strict=True)):
+            length = width * value / longest
             if length > 0:
                 box = {"x": x, "y": y + 16, "width": length, "height": 7}
-                parts.append(told("rect", part, class_=f"part p{place}", **box))
+                parts.append(with_tip("rect", part, class_=f"part p{place}", **box))
             x += length
     words = ", ".join(f"{bar.label} {bar.text}" for bar in panel.bars)
     return picture(width, step * len(panel.bars), f"{panel.title}: {words}.", parts)
 
 
-def _length(bar: Bar) -> float:
-    return sum(max(part.value, 0.0) for part in bar.parts)
+def picture(width: float, height: float, words: str, parts: Sequence[Markup]) -> Markup:
+    """Return a drawing that fills the width it is given, and what it shows in words."""
+    box = f"0 0 {width:g} {height:g}"
+    return element("svg", *parts, viewBox=box, role="img", aria_label=words)
+
+
+def with_tip(name: str, mark: Mark, *children: str, **attributes: object) -> Markup:
+    """Return an element that says what it is: by the script, or by its title without it."""
+    return element(name, element("title", mark.tip), *children, data_tip=mark.tip, **attributes)
+
+
+def text(x: float, y: float, words: str, anchor: str, class_: str | None = None) -> Markup:
+    """Return text that starts, ends or has its middle at a place."""
+    return element("text", words, x=float(x), y=float(y), text_anchor=anchor, class_=class_)
+
+
+def element(name: str, /, *children: str, **attributes: object) -> Markup:
+    """Return an element; `class_` and `data_tip` stand for class and data-tip, None for nothing.
+
+    Children and attributes that are not markup are escaped.
+
+    >>> element("p", "a < b", element("b", "c"), class_="note", title=None)
+    Markup('<p class="note">a &lt; b<b>c</b></p>')
+    """
+    pairs = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_plain(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if not children:
+        return Markup(f"<{name}{pairs}/>")
+    return Markup(f"<{name}{pairs}>{Markup().join(children)}</{name}>")
+
+
+def _plain(value: object) -> str:
+    """Return the shortest text of a coordinate, and any other value as it is."""
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def brief(label: str, most: int) -> str:
+    """Return a label without the names of settings if it is too long, and no more than its start.
+
+    >>> brief("cgp similarity=0.7 contrast=0.1", 14), brief("gpm", 14)
+    ('cgp 0.7 0.1', 'gpm')
+    """
+    words = label.split() if len(label) > most else [label]
+    return short(" ".join(word.rpartition("=")[2] or word for word in words), most)

@@ -1,187 +1,351 @@
-"""What is drawn, as plain data: the same for the page, for pictures and for tables of values.
+"""The figures of a section: what each of them shows, from its rows."""
 
-A figure has panels that share their scale, and a table with all that it shows.
-"""
-
-import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from classgrad.report.page.charts import (
+    Bar,
+    BarPanel,
+    Bars,
+    DotPanel,
+    Dots,
+    Figure,
+    Heat,
+    HeatPanel,
+    LinePanel,
+    Lines,
+    Mark,
+    Series,
+    Values,
+    round_range,
+    value_at,
+)
+from classgrad.report.page.summary import Row, Section
+from classgrad.report.statistics import MeanStd, mean_std
+from classgrad.report.text import counted, duration, size
+from classgrad.runs.record import Layer, RunRecord
+
+TOGETHER = 7  # lines that can be told apart in one frame
+OTHERS = 30  # grey lines in a frame: with all of them a page of many methods is huge
+PHASES = {"train": "training", "memory": "memory update", "evaluate": "evaluation"}
+Losses = Mapping[tuple[str, str], MeanStd]  # by task and class
+
+
+def figures(section: Section) -> list[Figure]:
+    """Return what there is to draw, in the order of the page."""
+    optional = [curve(section), matrices(section), forgetting(section), free_rank(section)]
+    optional += [merged_classes(row) for row in section.rows]
+    return [*(figure for figure in optional if figure), cost(section)]
+
+
+def curve(section: Section) -> Lines | None:
+    """Return the average accuracy after each task: a line for each row."""
+    averages = [[row.average(after) for after in section.places] for row in section.rows]
+    known = [one.mean for line in averages for one in line if one]
+    if not known:
+        return None
+    lines = [
+        Series(row.label, _after_tasks(row.label, line, section.tasks), style)
+        for style, (row, line) in enumerate(zip(section.rows, averages, strict=True))
+    ]
+    grey = "the" if len(lines) - 1 <= OTHERS else "some of the"
+    low, high = round_range(known)
+    return Lines(
+        kind="curve",
+        title="Average accuracy after each task",
+        note="Mean accuracy, %, on the tasks learnt so far."
+        + (f" Grey: {grey} other methods." if len(lines) > TOGETHER else ""),
+        values=Values(
+            ["after task", *(row.label for row in section.rows)],
+            [
+                [f"{after + 1} {name}", *(_text(line[after]) for line in averages)]
+                for after, name in enumerate(section.tasks)
+            ],
+        ),
+        panels=_frames(lines),
+        low=low,
+        high=min(high, max(100.0, *known)),
+        count=len(section.tasks),
+        axis="task learnt",
+    )
+
+
+def _after_tasks(
+    label: str, line: Sequence[MeanStd | None], tasks: Sequence[str]
+) -> list[Mark | None]:
+    return [
+        Mark(one.mean, f"{label}, after {name}: {one.text()} %") if one else None
+        for name, one in zip(tasks, line, strict=True)
+    ]
+
+
+def _frames(lines: list[Series]) -> list[LinePanel]:
+    """Put few lines into one frame, and each of many into its own, before all others."""
+    if len(lines) <= TOGETHER:
+        return [LinePanel("", lines, [])]
+    return [
+        LinePanel(line.label, [Series(line.label, line.marks, 0)], _others(line, lines))
+        for line in lines
+    ]
+
+
+def _others(line: Series, lines: list[Series]) -> list[Series]:
+    """Return the lines behind one: all others, or some of them, evenly taken."""
+    others = [other for other in lines if other is not line]
+    count = min(len(others), OTHERS)
+    return [others[place * len(others) // count] for place in range(count)]
+
+
+def matrices(section: Section) -> Heat | None:
+    """Return the accuracy on each task after each task: a matrix for each row."""
+    panels = []
+    for row in section.rows:
+        cells = [
+            [_cell(section.tasks, after, task, row.cell(after, task)) for task in range(after + 1)]
+            for after in range(row.learnt)
+        ]
+        if any(mark for line in cells for mark in line):
+            panels.append(HeatPanel(row.label, cells))
+    if not panels:
+        return None
+    low, high = heat_range(panels)
+    return Heat(
+        kind="matrix",
+        title="Accuracy on each task after each task",
+        note="A line for each task learnt, a column for each task measured; accuracy, %, mean over "
+        "seeds. A column that fades downwards is a task that is forgotten.",
+        values=Values(
+            ["method", "after task", *(str(task + 1) for task in section.places)],
+            [
+                [panel.title, str(after + 1), *(value_at(line, task) for task in section.places)]
+                for panel in panels
+                for after, line in enumerate(panel.cells)
+            ],
+        ),
+        panels=panels,
+        low=low,
+        high=high,
+    )
+
+
+def _cell(tasks: Sequence[str], after: int, task: int, accuracy: MeanStd | None) -> Mark | None:
+    if accuracy is None:
+        return None
+    return Mark(accuracy.mean, f"after {tasks[after]}, on {tasks[task]}: {accuracy.text()} %")
+
+
+def heat_range(panels: Sequence[HeatPanel]) -> tuple[float, float]:
+    """Return a round range of accuracies, up to 100 if none is beyond."""
+    known = [mark.value for panel in panels for line in panel.cells for mark in line if mark]
+    low, high = round_range(known, least=10.0)
+    return low, min(high, max([100.0, *known]))
+
+
+def forgetting(section: Section) -> Dots | None:
+    """Return how much accuracy each class lost: a dot for each class."""
+    losses = [_losses(row) for row in section.rows]
+    classes = list(dict.fromkeys(key for row_losses in losses for key in row_losses))
+    known = [one.mean for row_losses in losses for one in row_losses.values()]
+    if not known:
+        return None
+    low, high = round_range([*known, 0.0], least=5.0)
+    return Dots(
+        kind="forgetting",
+        title="Forgetting of each class",
+        note="A dot is a class: points of accuracy lost since it was learnt, mean over seeds. Left "
+        "of zero it gained. The line is the mean.",
+        values=Values(
+            ["task", "class", *(row.label for row in section.rows)],
+            [[*key, *(_text(one.get(key), signed=True) for one in losses)] for key in classes],
+        ),
+        panels=[
+            DotPanel(row.label, _worst(row_losses), _lost_dots(row_losses))
+            for row, row_losses in zip(section.rows, losses, strict=True)
+            if row_losses
+        ],
+        low=low,
+        high=high,
+        axis="points lost",
+    )
+
+
+def _losses(row: Row) -> Losses:
+    """Return the forgetting of each class of each task, mean over the runs that have it."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for run in row.counted:
+        for task in run.classes:
+            for name, value in zip(task.classes, task.forgetting, strict=False):
+                if value is not None:
+                    values.setdefault((task.task, name), []).append(value)
+    return {key: mean for key, several in values.items() if (mean := mean_std(several))}
+
+
+def _lost_dots(losses: Losses) -> list[Mark]:
+    return [
+        Mark(one.mean, f"{name} ({task}): {one.text(signed=True)} points lost")
+        for (task, name), one in losses.items()
+    ]
+
+
+def _worst(losses: Losses) -> str:
+    task, name = max(losses, key=lambda key: losses[key].mean)
+    worst = losses[task, name]
+    return f"most: {name} ({task}), {worst.text()}" if worst.mean > 0 else "no class lost anything"
+
+
+def free_rank(section: Section) -> Lines | None:
+    """Return the share of each layer's directions that is free: a frame for each layer."""
+    shares = {row.label: _free_shares(row, section.tasks) for row in section.rows}
+    layers = list(dict.fromkeys(name for row_shares in shares.values() for name in row_shares))
+    if not layers or not section.tasks:
+        return None
+    methods = [method for method, row_shares in shares.items() if row_shares]
+    lines = {
+        layer: [
+            Series(method, shares[method][layer], style)
+            for style, method in enumerate(methods)
+            if layer in shares[method]
+        ]
+        for layer in layers
+    }
+    return Lines(
+        kind="room",
+        title="Room left in each layer",
+        note="Directions of a layer, or its units, that are not protected, %, after each task.",
+        values=Values(
+            ["layer", "method", *(str(task + 1) for task in section.places)],
+            [
+                [layer, line.label, *(value_at(line.marks, task) for task in section.places)]
+                for layer, several in lines.items()
+                for line in several
+            ],
+        ),
+        panels=[LinePanel(layer, several, []) for layer, several in lines.items()],
+        low=0.0,
+        high=100.0,
+        count=len(section.tasks),
+        axis="task learnt",
+    )
+
+
+def _free_shares(row: Row, tasks: Sequence[str]) -> dict[str, list[Mark | None]]:
+    """Return for each layer that every run has what is free of it after each task."""
+    first, *others = [{layer.name: layer for layer in run.layers} for run in row.counted]
+    return {
+        name: [
+            _free_share(row.label, [layer, *(other[name] for other in others)], place, task)
+            for place, task in enumerate(tasks)
+        ]
+        for name, layer in first.items()
+        if all(name in other for other in others)
+    }
+
+
+def _free_share(label: str, layers: Sequence[Layer], place: int, task: str) -> Mark | None:
+    if any(place >= len(layer.ranks) for layer in layers):
+        return None
+    left = mean_std(100 * (1 - layer.ranks[place] / layer.dimension) for layer in layers)
+    if left is None:
+        return None
+    taken = sum(layer.ranks[place] for layer in layers) / len(layers)
+    of = f"{taken:.0f} of {layers[0].dimension} taken"
+    return Mark(left.mean, f"{label}, {layers[0].name}, after {task}: {left.text()} % left, {of}")
+
 
 @dataclass(frozen=True)
-class Values:
-    """All that a figure shows, in words."""
+class Group:
+    """Classes of one layer that share directions: the first of them, and those that joined."""
 
-    head: list[str]
-    lines: list[list[str]]
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A point, a cell, a dot or a part of a bar: its value, and what is said of it."""
-
-    value: float
-    tip: str
+    first: str
+    joined: list[tuple[str, float]]  # with the cosine that decided it
 
 
-def value_at(marks: Sequence[Mark | None], place: int) -> str:
-    """Return a value for a table, a dash where there is none."""
-    mark = marks[place] if place < len(marks) else None
-    return f"{mark.value:.1f}" if mark else "–"
+def merged_classes(row: Row) -> Dots | None:
+    """Return the cosines of classes that base refining merged, of the first run that has any."""
+    run = next((run for run in row.counted if any(layer.groups for layer in run.layers)), None)
+    if run is None:
+        return None
+    layers = {layer.name: _groups(run, layer) for layer in run.layers if layer.groups}
+    cosines = [cosine for groups in layers.values() for g in groups for _, cosine in g.joined]
+    low, high = round_range(cosines or [0.0, 1.0], least=0.1)
+    return Dots(
+        kind="merged",
+        title=f"Classes merged by base refining: {row.label}, seed {run.seed}",
+        note="A dot is a class that joined the group of an earlier one, by their cosine. The "
+        "classes of a group share directions.",
+        values=Values(
+            ["layer", "group of", "classes that joined, with their cosine"],
+            [
+                [name, group.first, ", ".join(f"{n} {c:.2f}" for n, c in group.joined) or "none"]
+                for name, groups in layers.items()
+                for group in groups
+            ],
+        ),
+        panels=[_groups_panel(name, groups) for name, groups in layers.items()],
+        low=low,
+        high=min(high, max([1.0, *cosines])),  # more than 1 only if the record is damaged
+        axis="cosine",
+    )
 
 
-@dataclass(frozen=True)
-class Series:
-    """One line: a mark, or nothing, for each place along the axis. The style is a number."""
-
-    label: str
-    marks: list[Mark | None]
-    style: int
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A part of a figure."""
-
-    title: str
+def _groups(run: RunRecord, layer: Layer) -> list[Group]:
+    """Return the groups of a layer, in the order of their first classes."""
+    names = _class_names(run)
+    groups: dict[int, Group] = {}
+    for place, (number, cosine) in enumerate(zip(layer.groups, layer.cosines, strict=True)):
+        name = names[place] if place < len(names) else f"class {place + 1}"
+        if number in groups:
+            groups[number].joined.append((name, cosine))
+        else:
+            groups[number] = Group(name, [])
+    return list(groups.values())
 
 
-@dataclass(frozen=True)
-class LinePanel(Panel):
-    """Lines in one frame, before others that are there for comparison only."""
-
-    series: list[Series]
-    others: list[Series]
-
-
-@dataclass(frozen=True)
-class HeatPanel(Panel):
-    """A matrix, line by line."""
-
-    cells: list[list[Mark | None]]
+def _class_names(run: RunRecord) -> list[str]:
+    """Return the classes in the order they were learnt, with the task where several have one."""
+    pairs = [(name, task.task) for task in run.classes for name in task.classes]
+    counts = Counter(name for name, _ in pairs)
+    return [f"{name} ({task})" if counts[name] > 1 else name for name, task in pairs]
 
 
-@dataclass(frozen=True)
-class DotPanel(Panel):
-    """Values along one axis, and a few words on them."""
-
-    note: str
-    dots: list[Mark]
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A bar of one or more parts, and the text at its end."""
-
-    label: str
-    parts: list[Mark]
-    text: str
+def _groups_panel(layer: str, groups: Sequence[Group]) -> DotPanel:
+    classes = sum(1 + len(group.joined) for group in groups)
+    dots = [
+        Mark(cosine, f"{name} joined the group of {group.first}: cosine {cosine:.2f}")
+        for group in groups
+        for name, cosine in group.joined
+    ]
+    return DotPanel(layer, f"{classes} classes in {counted(len(groups), 'group')}", dots)
 
 
-@dataclass(frozen=True)
-class BarPanel(Panel):
-    """Bars below each other, and what their parts are."""
-
-    bars: list[Bar]
-    parts: list[str]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """What all figures have."""
-
-    kind: str
-    title: str
-    note: str
-    values: Values
-    panels: Sequence[Panel]
-
-
-@dataclass(frozen=True)
-class Lines(Figure):
-    """Values over tasks."""
-
-    panels: list[LinePanel]
-    low: float
-    high: float
-    count: int  # of places along the axis
-    axis: str
+def cost(section: Section) -> Bars:
+    """Return time by phase and memory: a bar for each row."""
+    times, memories, lines = [], [], []
+    for row in section.rows:
+        spent = [
+            sum(getattr(run.seconds, name) for run in row.counted) / len(row.counted)
+            for name in PHASES
+        ]
+        parts = [
+            Mark(value, f"{row.label}, {phase}: {duration(value)}")
+            for phase, value in zip(PHASES.values(), spent, strict=True)
+        ]
+        memory = size(round(row.memory))
+        times.append(Bar(row.label, parts, duration(row.seconds)))
+        memories.append(Bar(row.label, [Mark(row.memory, f"{row.label}: {memory}")], memory))
+        lines.append([row.label, *map(duration, [*spent, row.seconds]), memory])
+    return Bars(
+        kind="cost",
+        title="Time and memory",
+        note="Of a run, mean over seeds. Memory is what a method keeps between tasks.",
+        values=Values(["method", *PHASES.values(), "time", "memory"], lines),
+        panels=[
+            BarPanel("Time by phase", times, list(PHASES.values())),
+            BarPanel("Memory", memories, []),
+        ],
+    )
 
 
-@dataclass(frozen=True)
-class Heat(Figure):
-    """Matrices of accuracies."""
-
-    panels: list[HeatPanel]
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Dots(Figure):
-    """Distributions."""
-
-    panels: list[DotPanel]
-    low: float
-    high: float
-    axis: str
-
-
-@dataclass(frozen=True)
-class Bars(Figure):
-    """Amounts."""
-
-    panels: list[BarPanel]
-
-
-def swarm(values: Sequence[float], low: float, high: float, columns: int = 50) -> list[float]:
-    """Return how far from the middle, at most 1, values are put so as not to cover each other.
-
-    >>> swarm([0.0, 5.0, 5.0], 0, 10)
-    [0.0, -0.12, 0.12]
-    """
-    places = [round((value - low) / (high - low) * columns) for value in values]
-    counts, seen = Counter(places), Counter[int]()
-    found = []
-    for place in places:
-        step = min(0.24, 2 / counts[place])
-        found.append(step * (seen[place] - (counts[place] - 1) / 2))
-        seen[place] += 1
-    return found
-
-
-def step_of(low: float, high: float, most: int = 5) -> float:
-    """Return a round distance between at most so many ticks.
-
-    >>> step_of(0, 100), step_of(62, 97), step_of(0.7, 0.95)
-    (20.0, 10.0, 0.05)
-    """
-    length = max(high - low, 1e-9)
-    sizes = (m * 10.0**power for power in range(-6, 13) for m in (1, 2, 2.5, 5))
-    found = next((size for size in sizes if length / size <= most), length)
-    return round(found, 9)
-
-
-def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Return round values between two.
-
-    >>> ticks(62, 97)
-    [70.0, 80.0, 90.0]
-    """
-    step = step_of(low, high, most)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(number * step, 9) for number in range(first, last + 1)]
-
-
-def rounded(values: list[float], least: float = 1.0) -> tuple[float, float]:
-    """Return a round range that holds all values and is not empty.
-
-    >>> rounded([62.3, 97.1])
-    (60.0, 100.0)
-    """
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    if high - low < least:
-        low, high = low - least / 2, high + least / 2
-    step = step_of(low, high)
-    return math.floor(low / step) * step, math.ceil(high / step) * step
+def _text(figure: MeanStd | None, signed: bool = False) -> str:
+    return figure.text(signed) if figure else "–"

@@ -1,17 +1,34 @@
-"""The figures of a page as PNG and SVG files, for papers and slides."""
+"""Figures as PNG and SVG files, for papers and slides; the accuracy matrices of runs, too."""
 
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from classgrad.data.files import write_atomic
+from classgrad.files import write_atomic
 from classgrad.report.bar import Move
-from classgrad.report.page.contents import figures
-from classgrad.report.page.drawing import STYLES, short
-from classgrad.report.page.figures import Bars, Dots, Figure, Heat, Lines, swarm
-from classgrad.report.page.shades import ANCHORS, depth, shade
+from classgrad.report.page.charts import (
+    SHADES,
+    STYLES,
+    BarPanel,
+    Bars,
+    DotPanel,
+    Dots,
+    Figure,
+    Heat,
+    HeatPanel,
+    LinePanel,
+    Lines,
+    Mark,
+    Values,
+    depth,
+    short,
+    swarm,
+)
+from classgrad.report.page.figures import figures, heat_range
 from classgrad.report.page.summary import Section
+from classgrad.report.text import number
+from classgrad.runs.record import RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -30,21 +47,37 @@ LOOK: dict[Any, Any] = {
 def draw(sections: Sequence[Section], folder: Path, tell: Move | None = None) -> list[Path]:
     """Draw every figure of every section into a folder; return the files.
 
-    `tell` is told the share that is done, and what is drawn next.
+    `tell` gets the share that is done, and what is drawn next.
     """
     folder.mkdir(exist_ok=True)
-    found = [
-        (f"{section.number}-{number}-{figure.kind}", figure)
+    named = [
+        (f"{section.number}-{place}-{figure.kind}", figure)
         for section in sections
-        for number, figure in enumerate(figures(section), 1)
+        for place, figure in enumerate(figures(section), 1)
     ]
     files = []
-    for number, (name, figure) in enumerate(found):
+    for place, (name, figure) in enumerate(named):
         if tell:
-            tell(number / len(found), figure.kind)
+            tell(place / len(named), figure.kind)
         files += [folder / f"{name}.png", folder / f"{name}.svg"]
         _save(figure, files[-2:])
     return files
+
+
+def draw_matrices(records: Sequence[RunRecord], path: Path) -> Path:
+    """Draw the accuracy matrices of runs side by side into an image file; return its path."""
+    panels = [
+        HeatPanel(
+            f"{record.method_name}   ACC {number(record.average_accuracy)}"
+            f"   BWT {number(record.backward_transfer, signed=True)}",
+            [[None if v is None else Mark(v, "") for v in row] for row in record.accuracy_matrix],
+        )
+        for record in records
+    ]
+    low, high = heat_range(panels)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _save(Heat("matrix", "", "", Values([], []), panels, low, high), [path])
+    return path
 
 
 def _save(figure: Figure, files: Sequence[Path]) -> None:
@@ -58,7 +91,7 @@ def _save(figure: Figure, files: Sequence[Path]) -> None:
         warnings.simplefilter("ignore", UserWarning)
         canvas = _canvas(figure)
         canvas.draw_without_rendering()
-        canvas.set_layout_engine("none")  # once is enough for both files
+        canvas.set_layout_engine("none")  # once is enough for all files
         for file in files:
             _write(canvas, file)
         pyplot.close(canvas)
@@ -74,7 +107,7 @@ def _canvas(figure: Figure) -> "Canvas":
     from matplotlib import pyplot
 
     panels = figure.panels
-    columns = min(len(panels), 2 if isinstance(figure, Bars) else 4)
+    columns = min(len(panels), {Bars: 2, Heat: 5}.get(type(figure), 4))
     lines = -(-len(panels) // columns)
     width, height = _size(figure)
     canvas, axes = pyplot.subplots(
@@ -90,7 +123,14 @@ def _canvas(figure: Figure) -> "Canvas":
         _panel(figure, axis, panel)
         axis.set_title(_plain(panel.title), fontsize=9, loc="left")
         axis.tick_params(labelsize=8)
-    canvas.suptitle(_plain(figure.title), fontsize=11)
+    if isinstance(figure, Heat):
+        for line in axes:
+            line[0].set_ylabel("after learning task", fontsize=8)
+        bar = canvas.colorbar(axes.flat[0].images[0], ax=axes, shrink=0.8, aspect=20 * lines)
+        bar.set_label("accuracy, %", fontsize=8)
+        bar.ax.tick_params(labelsize=8)
+    if figure.title:
+        canvas.suptitle(_plain(figure.title), fontsize=11)
     return canvas
 
 
@@ -113,7 +153,7 @@ def _panel(figure: Figure, axis: Any, panel: Any) -> None:
         _bars(axis, panel)
 
 
-def _lines(figure: Lines, axis: Any, panel: Any) -> None:
+def _lines(figure: Lines, axis: Any, panel: LinePanel) -> None:
     for series in panel.others:
         axis.plot(*_places(series.marks), color="0.85", linewidth=0.8)
     for series in panel.series:
@@ -134,12 +174,12 @@ def _lines(figure: Lines, axis: Any, panel: Any) -> None:
         axis.legend(fontsize=7, loc="best")
 
 
-def _places(marks: Sequence[Any]) -> tuple[list[int], list[float]]:
+def _places(marks: Sequence[Mark | None]) -> tuple[list[int], list[float]]:
     values = [float("nan") if mark is None else mark.value for mark in marks]
     return list(range(1, len(marks) + 1)), values
 
 
-def _heat(figure: Heat, axis: Any, panel: Any) -> None:
+def _heat(figure: Heat, axis: Any, panel: HeatPanel) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     count = len(panel.cells)
@@ -148,23 +188,22 @@ def _heat(figure: Heat, axis: Any, panel: Any) -> None:
         + [float("nan")] * (count - len(line))
         for line in panel.cells
     ]
-    colours = LinearSegmentedColormap.from_list("sand", [[v / 255 for v in c] for c in ANCHORS])
+    colours = LinearSegmentedColormap.from_list("sand", [[v / 255 for v in c] for c in SHADES])
     axis.imshow(values, vmin=figure.low, vmax=figure.high, cmap=colours)
     axis.spines[:].set_visible(False)
     ticks = range(0, count, -(-count // 10))
     axis.set_xticks(ticks, [str(tick + 1) for tick in ticks])
     axis.set_yticks(ticks, [str(tick + 1) for tick in ticks])
+    axis.set_xlabel("task measured", fontsize=8)
     for i, line in enumerate(panel.cells):
         for j, mark in enumerate(line):
             if mark is not None and count <= 12:
-                share = (mark.value - figure.low) / (figure.high - figure.low)
-                ink = "white" if depth(shade(share)) == "dark" else "black"
-                axis.text(
-                    j, i, f"{mark.value:.0f}", ha="center", va="center", fontsize=7, color=ink
-                )
+                ink = "white" if depth(figure.colour(mark.value)) == "dark" else "black"
+                shown = f"{mark.value:.0f}"
+                axis.text(j, i, shown, ha="center", va="center", fontsize=7, color=ink)
 
 
-def _dots(figure: Dots, axis: Any, panel: Any) -> None:
+def _dots(figure: Dots, axis: Any, panel: DotPanel) -> None:
     values = [dot.value for dot in panel.dots]
     axis.scatter(values, swarm(values, figure.low, figure.high), s=9, alpha=0.6, color=COLOURS[0])
     axis.set_xlim(figure.low, figure.high)
@@ -173,14 +212,14 @@ def _dots(figure: Dots, axis: Any, panel: Any) -> None:
     axis.set_xlabel(figure.axis, fontsize=8)
 
 
-def _bars(axis: Any, panel: Any) -> None:
+def _bars(axis: Any, panel: BarPanel) -> None:
     names = [short(_plain(bar.label), 30) for bar in panel.bars]
     places = range(len(names))
     starts = [0.0] * len(names)
-    for number in range(max(len(bar.parts) for bar in panel.bars)):
-        lengths = [max(bar.parts[number].value, 0.0) for bar in panel.bars]
-        face = [COLOURS[0], "black", "white"][number]
-        label = panel.parts[number] if panel.parts else None
+    for part in range(max(len(bar.parts) for bar in panel.bars)):
+        lengths = [max(bar.parts[part].value, 0.0) for bar in panel.bars]
+        face = [COLOURS[0], "black", "white"][part]
+        label = panel.parts[part] if panel.parts else None
         axis.barh(places, lengths, left=starts, color=face, edgecolor=COLOURS[0], label=label)
         starts = [start + length for start, length in zip(starts, lengths, strict=True)]
     for place, bar in zip(places, panel.bars, strict=True):

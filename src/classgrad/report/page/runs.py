@@ -5,51 +5,31 @@ import shlex
 from typing import Any
 
 from classgrad.errors import UserError
-from classgrad.report.page.markup import Markup, badge, element
-from classgrad.report.page.summary import Row, Section
-from classgrad.report.page.words import duration
+from classgrad.report.text import duration
 from classgrad.runs.record import RunRecord
 from classgrad.runs.spec import Plan, make_plan
 
 PARTS = ("method", "training", "network_options", "benchmark_options")
 
 
-def run_list(section: Section) -> Markup:
-    """Return the runs of a section, each folded."""
-    items = [_run(row, run) for row in section.rows for run in row.runs]
-    return element("div", *items, class_="runs", data_stream=section.key)
-
-
-def _run(row: Row, run: RunRecord) -> Markup:
-    ended = [] if run.complete else [badge(state_of(run))]
-    pairs: list[tuple[str, str]] = []
-    command = command_of(run)
-    if command:
-        pairs.append(("command", command))
-    pairs += [
+def facts(run: RunRecord) -> list[tuple[str, str]]:
+    """Return what is known of a run, by its names."""
+    device = f"{run.device}, {run.processes} processes" if run.processes > 1 else run.device
+    pairs = [
+        ("command", command_of(run) or ""),
         ("recipe, network", f"{run.recipe}, {run.network}, {run.parameters:,} parameters"),
         *((part.replace("_", " "), _settings(getattr(run, part))) for part in PARTS),
         ("data", "; ".join(run.data_notes)),
-        ("device", _device(run)),
+        ("device", device),
         ("time", duration(run.seconds.total)),
         ("versions", ", ".join(f"{name} {number}" for name, number in run.versions.items())),
     ]
-    listed = [
-        element("div", element("dt", name), element("dd", element("code", text)))
-        for name, text in pairs
-        if text
-    ]
-    title = element("summary", f"{row.label}, seed {run.seed}", *ended)
-    return element("details", title, element("dl", *listed))
+    return [(name, text) for name, text in pairs if text]
 
 
-def state_of(run: RunRecord) -> str:
+def progress_of(run: RunRecord) -> str:
     """Say how far a run got that did not end."""
     return f"incomplete: {len(run.accuracy_matrix)} of {len(run.tasks)} tasks"
-
-
-def _device(run: RunRecord) -> str:
-    return f"{run.device}, {run.processes} processes" if run.processes > 1 else run.device
 
 
 def _settings(values: dict[str, Any]) -> str:
@@ -62,17 +42,17 @@ def command_of(record: RunRecord) -> str | None:
     That is so for streams, methods and recipes of one's own.
     """
     try:
-        usual = _plan(record, {}).as_dict()
+        saved, usual = Plan.from_dict(record.settings()).as_dict(), _plan(record, {}).as_dict()
         values = {
             name: value
             for part in PARTS
-            for name, value in getattr(record, part).items()
+            for name, value in saved[part].items()
             if value != usual[part].get(name)
         }
         plan = _plan(record, values)
     except UserError:
         return None
-    if not plan.describes(record.settings()):
+    if {**saved, "defaults": plan.defaults} != plan.as_dict():
         return None
     words = ["classgrad", "run", record.benchmark, "--method", record.method_name]
     words += ["--network", record.network, "--recipe", record.recipe, "--seed", str(record.seed)]

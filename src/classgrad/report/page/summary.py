@@ -2,15 +2,39 @@
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from classgrad.errors import UserError, shown, unknown
-from classgrad.report.grouping import grouped, key_of, label
-from classgrad.report.page.published import Paper, papers, printed_lines
-from classgrad.report.statistics import Spread, spread
+from classgrad.report.records import differing, grouped, key_of, label
+from classgrad.report.statistics import MeanStd, mean_std
 from classgrad.runs.record import Matrix, RunRecord
+from classgrad.runs.spec import Plan
 
 HUGE = 1e9  # beyond any accuracy, and any number of seconds
+
+
+@dataclass(frozen=True)
+class PublishedLine:
+    """What a paper prints for runs of one kind, in per cent."""
+
+    plan: Plan  # of such runs, whatever the seed
+    source: str
+    accuracy: float
+    transfer: float | None
+    tolerance: float  # how near a figure must come to count as repeated
+
+    def is_of(self, record: RunRecord) -> bool:
+        """Tell whether a run is one of those."""
+        return replace(self.plan, seed=record.seed).describes(record.settings())
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What a paper prints for a row, and whether the row comes near enough (None: not known)."""
+
+    line: PublishedLine
+    accuracy_repeated: bool | None
+    transfer_repeated: bool | None
 
 
 @dataclass(frozen=True)
@@ -45,12 +69,12 @@ class Row:
         """Number of tasks that every run has learnt."""
         return min(len(run.accuracy_matrix) for run in self.counted)
 
-    def of(self, name: str) -> Spread | None:
-        """Return mean and deviation of a figure of the records."""
-        return spread(getattr(run, name) for run in self.counted)
+    def of(self, name: str) -> MeanStd | None:
+        """Return mean and standard deviation of a figure of the records."""
+        return mean_std(getattr(run, name) for run in self.counted)
 
     @property
-    def accuracy(self) -> Spread | None:
+    def accuracy(self) -> MeanStd | None:
         """ACC."""
         return self.of("average_accuracy")
 
@@ -64,13 +88,13 @@ class Row:
         """Mean memory of a run, in bytes."""
         return statistics.fmean(run.memory_bytes for run in self.counted)
 
-    def cell(self, after: int, task: int) -> Spread | None:
+    def cell(self, after: int, task: int) -> MeanStd | None:
         """Return the accuracy on a task after another, where every run has measured it."""
-        return spread(_entry(run.accuracy_matrix, after, task) for run in self.counted)
+        return mean_std(_entry(run.accuracy_matrix, after, task) for run in self.counted)
 
-    def average(self, after: int) -> Spread | None:
+    def average(self, after: int) -> MeanStd | None:
         """Return the mean accuracy over the tasks learnt so far, after one of them."""
-        return spread(_average(run.accuracy_matrix, after) for run in self.counted)
+        return mean_std(_average(run.accuracy_matrix, after) for run in self.counted)
 
 
 @dataclass(frozen=True)
@@ -82,23 +106,30 @@ class Section:
     title: str
     rows: list[Row]  # best accuracy first
     reference: Row
-    tasks: list[str] = field(default_factory=list)
+    tasks: list[str]
 
     @property
     def places(self) -> range:
         """Numbers of the tasks, from 0."""
         return range(len(self.tasks))
 
-    def difference(self, row: Row) -> Spread | None:
+    def difference(self, row: Row) -> MeanStd | None:
         """Return a row's accuracy less the reference's, over the seeds both have, at the end."""
         if not row.complete or not self.reference.complete:
             return None
         own, other = _by_seed(row), _by_seed(self.reference)
-        return spread(own[seed] - other[seed] for seed in own if seed in other)
+        return mean_std(own[seed] - other[seed] for seed in own if seed in other)
 
 
-def sections(records: Sequence[RunRecord], against: str | None = None) -> list[Section]:
-    """Sort records into sections and rows; `against` is the label of the reference row."""
+def sections(
+    records: Sequence[RunRecord],
+    against: str | None = None,
+    published: Sequence[PublishedLine] = (),
+) -> list[Section]:
+    """Sort records into sections and rows, with what papers print for them.
+
+    `against` is the label of the row that others are compared with, by default the best.
+    """
     for record in records:
         refuse_huge(record)
     streams: dict[str, list[RunRecord]] = {}
@@ -106,14 +137,14 @@ def sections(records: Sequence[RunRecord], against: str | None = None) -> list[S
         key = key_of(record.benchmark, record.benchmark_options)
         streams.setdefault(key, []).append(record)
     titles = _titles([group[0] for group in streams.values()])
-    found = [
-        _section(number, key, title, group, against)
+    several = [
+        _section(number, key, title, group, against, published)
         for number, (title, (key, group)) in enumerate(zip(titles, streams.items(), strict=True), 1)
     ]
-    labels = [row.label for section in found for row in section.rows]
+    labels = [row.label for section in several for row in section.rows]
     if against is not None and against not in labels:
         raise unknown("row to compare with", against, labels)
-    return found
+    return several
 
 
 def refuse_huge(record: RunRecord) -> None:
@@ -138,19 +169,48 @@ def _numbers(value: object) -> Iterator[float]:
 
 
 def _section(
-    number: int, key: str, title: str, records: list[RunRecord], against: str | None
+    number: int,
+    key: str,
+    title: str,
+    records: Sequence[RunRecord],
+    against: str | None,
+    published: Sequence[PublishedLine],
 ) -> Section:
-    groups = [_once(group) for group in grouped(records)]
+    groups = [_one_per_seed(group) for group in grouped(records)]
     firsts = [group[0] for group in groups]
-    printed = printed_lines(firsts)
     rows = []
-    for group, lines in zip(groups, printed, strict=True):
+    for group in groups:
         counted = [run for run in group if run.complete] or group
-        rows.append(Row(label(group[0], firsts), group, counted, papers(counted, lines)))
+        papers = _papers(counted, [line for line in published if line.is_of(group[0])])
+        rows.append(Row(label(group[0], firsts), group, counted, papers))
     rows.sort(key=lambda row: (not row.complete, -row.accuracy.mean if row.accuracy else 0.0))
     reference = next((row for row in rows if row.label == against), rows[0])
     longest = max((record.tasks for record in records), key=len)
     return Section(number, key, title, rows, reference, longest)
+
+
+def _papers(runs: Sequence[RunRecord], lines: Sequence[PublishedLine]) -> list[Paper]:
+    """Return what is printed for runs of these lines, beside their means; each figure once."""
+    accuracy = _mean_at_end(runs, "average_accuracy")
+    transfer = _mean_at_end(runs, "backward_transfer")
+    papers: dict[tuple[float | None, ...], Paper] = {}  # several tables print some lines
+    for line in lines:
+        paper = Paper(
+            line,
+            _is_near(accuracy, line.accuracy, line.tolerance),
+            _is_near(transfer, line.transfer, line.tolerance),
+        )
+        papers.setdefault((line.accuracy, line.transfer), paper)
+    return list(papers.values())
+
+
+def _is_near(own: float | None, printed: float | None, tolerance: float) -> bool | None:
+    return None if own is None or printed is None else abs(own - printed) <= tolerance
+
+
+def _mean_at_end(runs: Sequence[RunRecord], name: str) -> float | None:
+    figure = mean_std(getattr(run, name) if run.complete else None for run in runs)
+    return figure.mean if figure else None
 
 
 def _titles(records: Sequence[RunRecord]) -> list[str]:
@@ -159,18 +219,12 @@ def _titles(records: Sequence[RunRecord]) -> list[str]:
     for record in records:
         own = record.benchmark_options
         alike = [r.benchmark_options for r in records if r.benchmark == record.benchmark]
-        differ = [key for key in own if any(other.get(key) != own[key] for other in alike)]
-        titles.append(
-            ", ".join([record.benchmark, *(f"{key}={_word(own[key])}" for key in differ)])
-        )
+        words = {name: "none" if own[name] is None else own[name] for name in differing(own, alike)}
+        titles.append(", ".join([record.benchmark, *(f"{n}={word}" for n, word in words.items())]))
     return titles
 
 
-def _word(value: object) -> str:
-    return "none" if value is None else str(value)
-
-
-def _once(records: list[RunRecord]) -> list[RunRecord]:
+def _one_per_seed(records: list[RunRecord]) -> list[RunRecord]:
     """Return one run for each seed, one that ended if there is one, in the order of seeds."""
     runs: dict[int, RunRecord] = {}
     for record in records:
@@ -190,5 +244,5 @@ def _entry(matrix: Matrix, after: int, task: int) -> float | None:
 
 
 def _average(matrix: Matrix, after: int) -> float | None:
-    found = spread(_entry(matrix, after, task) for task in range(after + 1))
-    return found.mean if found else None
+    average = mean_std(_entry(matrix, after, task) for task in range(after + 1))
+    return average.mean if average else None

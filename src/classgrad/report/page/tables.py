@@ -5,18 +5,27 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from classgrad.report.page.markup import Markup, badge, element
-from classgrad.report.page.published import Paper
-from classgrad.report.page.runs import state_of
+from classgrad.report.page.runs import progress_of
 from classgrad.report.page.summary import Row, Section
-from classgrad.report.page.words import duration, ranges
-from classgrad.report.statistics import Spread
-from classgrad.report.terminal import size
+from classgrad.report.records import has_grown
+from classgrad.report.statistics import MeanStd
+from classgrad.report.text import duration, markdown_table, ranges, size
 
 NONE = "–"
 TASK_FREE = {
     "no task: confidence": "average_accuracy_task_free",
     "no task: prototypes": "average_accuracy_task_free_prototypes",
+}
+MEANINGS = {
+    "ACC": "mean accuracy over all tasks at the end, in per cent.",
+    "BWT": "backward transfer: what learning later tasks did to the accuracy on earlier ones, in "
+    "points, mean over tasks; below zero is forgetting.",
+    "no task": "ACC when it is not told which task an image is of: by the most confident head, or "
+    "by the nearest prototype of a class.",
+    "difference": "ACC less that of the reference, seed by seed, over the seeds both have: mean ± "
+    "standard deviation.",
+    "paper": "the published figure, and how far the row is from it: ≈ within the tolerance of the "
+    "experiment, ≠ beyond it.",
 }
 
 
@@ -30,140 +39,89 @@ class Cell:
     differs: bool = False
 
 
-def comparison_table(section: Section) -> Markup:
-    """Return the table of a section, whose columns can be sorted."""
-    names = columns(section)
-    head = [
-        element(
-            "th",
-            element("button", name, type="button"),
-            scope="col",
-            aria_sort=order,
-            role="columnheader",
-        )
-        for name, order in zip(names, _orders(names), strict=True)
-    ]
-    lines = [_line(section, row, names) for row in section.rows]
-    table = element(
-        "table",
-        *([element("caption", caption(section))] if caption(section) else []),
-        element("thead", element("tr", *head, role="row"), role="rowgroup"),
-        element("tbody", *lines, role="rowgroup"),
-        id=f"comparison-{section.number}",
-        class_="sortable",
-        role="table",
-    )
-    told = f"Comparison on {section.title}"
-    return element("div", table, class_="scroll", role="region", tabindex="0", aria_label=told)
+def columns(section: Section) -> list[str]:
+    """Return what is over the figures; some are there only where there is something in them."""
+    rows = section.rows
+    lines = [paper.line for row in rows for paper in row.papers]
+    optional = {
+        **{name: any(row.of(key) for row in rows) for name, key in TASK_FREE.items()},
+        "difference": len(rows) > 1,
+        "paper ACC": bool(lines),
+        "paper BWT": any(line.transfer is not None for line in lines),
+        "capacity": has_grown(run for row in rows for run in row.counted),
+    }
+    return [name for name in cells(section, rows[0]) if optional.get(name, True)]
 
 
-def _orders(names: Sequence[str]) -> list[str]:
-    return ["descending" if name == "ACC %" else "none" for name in names]
+def cells(section: Section, row: Row) -> dict[str, Cell]:
+    """Return the entries of a row by their columns, those of optional columns too."""
+    transfer, capacity = row.of("backward_transfer"), row.of("capacity")
+    apart = None if row is section.reference else section.difference(row)
+    left_out = f"+ {row.left_out} incomplete" if row.left_out else ""
+    return {
+        "ACC %": _figure(row.accuracy),
+        "BWT": _figure(transfer, signed=True),
+        **{name: _figure(row.of(key)) for name, key in TASK_FREE.items()},
+        "difference": _figure(apart, signed=True),
+        "paper ACC": _printed(row, row.accuracy, "accuracy"),
+        "paper BWT": _printed(row, transfer, "transfer", signed=True),
+        "seeds": Cell(ranges(row.seeds), len(row.seeds), left_out),
+        "time": Cell(duration(row.seconds), row.seconds),
+        "memory": Cell(size(round(row.memory)), row.memory),
+        "capacity": Cell(f"{capacity.mean:.0f} %", capacity.mean) if capacity else Cell(NONE),
+    }
 
 
-def _line(section: Section, row: Row, names: Sequence[str]) -> Markup:
-    marks = [] if row.complete else [badge(state_of(row.counted[0]))]
-    if row is section.reference and "difference" in names:
-        marks.append(badge("reference", "badge quiet"))
-    cells = [
-        element(
-            "td",
-            element("span", cell.text, class_="number"),
-            *([_remark(cell)] if cell.remark else []),
-            data_value=None if cell.value is None else repr(cell.value),
-            data_label=name,
-            role="cell",
-        )
-        for name, cell in zip(names[1:], cells_of(section, row, names), strict=True)
-    ]
-    head = element("th", row.label, *marks, data_value=row.label, scope="row", role="rowheader")
-    return element("tr", head, *cells, role="row")
+def _figure(figure: MeanStd | None, signed: bool = False) -> Cell:
+    return Cell(figure.text(signed), figure.mean) if figure else Cell(NONE)
 
 
-def _remark(cell: Cell) -> Markup:
-    return element("small", cell.remark, class_="differs" if cell.differs else None)
+def _printed(row: Row, own: MeanStd | None, name: str, signed: bool = False) -> Cell:
+    """Return what papers print for a row, with a sign for near enough or not."""
+    papers = {getattr(paper.line, name): paper for paper in row.papers}
+    papers.pop(None, None)
+    if not papers:
+        return Cell(NONE)
+    texts = " or ".join(MeanStd(value).text(signed) for value in papers)
+    value, paper = next(iter(papers.items()))
+    repeated = getattr(paper, f"{name}_repeated")
+    if own is None or repeated is None:
+        return Cell(texts, value)
+    apart = MeanStd(own.mean - value).text(signed=True)
+    return Cell(texts, value, f"{'≈' if repeated else '≠'} {apart}", not repeated)
 
 
 def caption(section: Section) -> str:
     """Say what the figures are of."""
     several = any(len(row.seeds) > 1 for row in section.rows)
     words = ["Mean ± standard deviation over seeds."] if several else []
-    if "difference" in columns(section):
+    if len(section.rows) > 1:
         words.append(f"Difference: of ACC to {section.reference.label}, seed by seed.")
     return " ".join(words)
 
 
-def columns(section: Section) -> list[str]:
-    """Return what is over the columns; some are there only where there is something in them."""
-    papers = [paper for row in section.rows for paper in row.papers]
-    names = ["method", "ACC %", "BWT"]
-    names += [name for name, key in TASK_FREE.items() if any(row.of(key) for row in section.rows)]
-    if len(section.rows) > 1:
-        names.append("difference")
-    if papers:
-        names.append("paper ACC")
-    if any(paper.transfer is not None for paper in papers):
-        names.append("paper BWT")
-    names += ["seeds", "time", "memory"]
-    return [*names, "capacity"] if _has_grown(section) else names
+def badges(section: Section, row: Row) -> list[str]:
+    """Return what is said beside the name of a row: how far it got, or the reference."""
+    said = [] if row.complete else [progress_of(row.counted[0])]
+    return [*said, "reference"] if row is section.reference and len(section.rows) > 1 else said
 
 
-def _has_grown(section: Section) -> bool:
-    return any(
-        run.capacity is not None and round(run.capacity) != 100
+def meanings(section: Section) -> list[tuple[str, str]]:
+    """Return what the columns of a section mean."""
+    names = " ".join(columns(section))
+    return [(word, text) for word, text in MEANINGS.items() if word in names]
+
+
+def sources(section: Section) -> list[tuple[str, str]]:
+    """Return where the published figures of a section are from, and how near is near enough."""
+    return [
+        (
+            f"{row.label}: {paper.line.source}",
+            f"A figure counts as repeated within ± {paper.line.tolerance:g}.",
+        )
         for row in section.rows
-        for run in row.counted
-    )
-
-
-def cells_of(section: Section, row: Row, names: Sequence[str]) -> list[Cell]:
-    """Return the entries of a row below the columns of these names but the first."""
-    cells = [
-        _figure(row.accuracy),
-        _figure(row.of("backward_transfer"), signed=True),
-        *(_figure(row.of(key)) for name, key in TASK_FREE.items() if name in names),
+        for paper in row.papers
     ]
-    if "difference" in names:
-        apart = None if row is section.reference else section.difference(row)
-        cells.append(_figure(apart, signed=True))
-    if "paper ACC" in names:
-        cells.append(_paper(row, row.accuracy, "accuracy"))
-    if "paper BWT" in names:
-        cells.append(_paper(row, row.of("backward_transfer"), "transfer", signed=True))
-    left_out = f"+ {row.left_out} incomplete" if row.left_out else ""
-    cells += [
-        Cell(ranges(row.seeds), len(row.seeds), left_out),
-        Cell(duration(row.seconds), row.seconds),
-        Cell(size(round(row.memory)), row.memory),
-    ]
-    if "capacity" in names:
-        capacity = row.of("capacity")
-        cells.append(Cell(f"{capacity.mean:.0f} %", capacity.mean) if capacity else Cell(NONE))
-    return cells
-
-
-def _figure(found: Spread | None, signed: bool = False) -> Cell:
-    return Cell(found.text(signed), found.mean) if found else Cell(NONE)
-
-
-def _paper(row: Row, own: Spread | None, name: str, signed: bool = False) -> Cell:
-    """Return what papers print for a row, with a sign for near enough or not."""
-    papers = [paper for paper in row.papers if getattr(paper, name) is not None]
-    if not papers:
-        return Cell(NONE)
-    printed = {getattr(paper, name): paper for paper in papers}
-    texts = " or ".join(Spread(value).text(signed) for value in printed)
-    value, paper = next(iter(printed.items()))
-    repeated = getattr(paper, f"{name}_repeated")
-    if own is None or repeated is None:
-        return Cell(texts, value)
-    apart = Spread(own.mean - value).text(signed=True)
-    return Cell(texts, value, f"{'≈' if repeated else '≠'} {apart}", not repeated)
-
-
-def sources(section: Section) -> list[tuple[Row, Paper]]:
-    """Return where the published figures of a section are from."""
-    return [(row, paper) for row in section.rows for paper in row.papers]
 
 
 def markdown(sections: Sequence[Section]) -> str:
@@ -173,25 +131,17 @@ def markdown(sections: Sequence[Section]) -> str:
 
 def _markdown(section: Section, titled: bool) -> str:
     names = columns(section)
-    lines = [names, ["---", *(["---:"] * (len(names) - 1))]]
+    lines = [["method", *names]]
     for row in section.rows:
-        cells = [" ".join([c.text, c.remark]).strip() for c in cells_of(section, row, names)]
-        lines.append([_name(section, row), *cells])
-    table = "".join(f"| {' | '.join(map(_cell, cells))} |\n" for cells in lines)
-    title = f"## {_cell(section.title)}\n\n" if titled else ""
-    return f"{title}{table}\n{_cell(caption(section))}\n"
+        name = " ".join([row.label, *(f"({words})" for words in badges(section, row))])
+        entries = cells(section, row)
+        texts = [f"{entries[name].text} {entries[name].remark}" for name in names]
+        lines.append([_escaped(text) for text in (name, *texts)])
+    title = f"## {_escaped(section.title)}\n\n" if titled else ""
+    return f"{title}{markdown_table(lines)}\n{_escaped(caption(section))}\n"
 
 
-def _name(section: Section, row: Row) -> str:
-    state = "" if row.complete else f" ({state_of(row.counted[0])})"
-    return (
-        row.label
-        + state
-        + (" (reference)" if row is section.reference and len(section.rows) > 1 else "")
-    )
-
-
-def _cell(text: str) -> str:
+def _escaped(text: str) -> str:
     """Return text that cannot be taken for anything else in a Markdown table."""
     for sign in "\\`*_[]<>|#":
         text = text.replace(sign, "\\" + sign)
@@ -216,18 +166,20 @@ def comma_separated(sections: Sequence[Section]) -> str:
 
 
 def _fields(section: Section, row: Row) -> list[object]:
-    def pair(found: Spread | None) -> list[object]:
-        return [found.mean, found.deviation] if found else [None, None]
+    def pair(figure: MeanStd | None) -> list[object]:
+        return [figure.mean, figure.std] if figure else [None, None]
 
-    paper = row.papers[0] if row.papers else None
-    seeds = " ".join(map(str, row.seeds))
+    printed: list[object] = [None] * 4
+    if row.papers:
+        paper = row.papers[0]
+        printed = [paper.line.accuracy, paper.accuracy_repeated]
+        printed += [paper.line.transfer, paper.transfer_repeated]
     measured = ("average_accuracy", "backward_transfer", *TASK_FREE.values())
     return [
-        *(section.title, row.label, row.complete, seeds),
+        *(section.title, row.label, row.complete, " ".join(map(str, row.seeds))),
         *(value for name in measured for value in pair(row.of(name))),
         *pair(None if row is section.reference else section.difference(row)),
         section.reference.label,
-        *([paper.accuracy, paper.accuracy_repeated] if paper else [None, None]),
-        *([paper.transfer, paper.transfer_repeated] if paper else [None, None]),
+        *printed,
         *(row.seconds, row.memory),
     ]

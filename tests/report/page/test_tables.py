@@ -1,0 +1,28 @@
+import csv
+import io
+
+from classgrad.report.page.summary import sections
+from classgrad.report.page.tables import columns, comma_separated, markdown
+from pages import record
+
+
+def test_names_cannot_break_out_of_a_markdown_or_csv_table():
+    odd = record("a|b\n| c", benchmark="x,\ny")
+    text = markdown(sections([odd, record("gpm")]))
+    assert "| a\\|b \\| c |" in text
+    (line,) = csv.DictReader(io.StringIO(comma_separated(sections([odd]))))
+    assert (line["benchmark"], line["method"]) == ("x,\ny", "a|b\n| c")
+
+
+def test_a_column_is_there_only_where_there_is_something_in_it():
+    usual = ["ACC %", "BWT", "no task: confidence", "seeds", "time", "memory"]
+    grown = record("pgn", capacity=250.0)
+    for records, more in (
+        ([record()], set()),
+        ([record(average_accuracy_task_free_prototypes=50.0)], {"no task: prototypes"}),
+        ([record(), record("gpm")], {"difference"}),
+        ([record(), grown], {"difference", "capacity"}),
+    ):
+        (section,) = sections(records)
+        assert set(columns(section)) == {*usual, *more}
+    assert columns(section)[-1] == "capacity"
