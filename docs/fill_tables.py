@@ -1,13 +1,16 @@
 """Fill the tables of the documentation from results: python docs/fill_tables.py.
 
 A page marks the place of a table with `<!-- table: FOLDER -->` and `<!-- end -->`; FOLDER holds the
-folders of runs, relative to the root of the repository. `<!-- faults -->` and `<!-- fuzz -->` are
-for tables from the JSON files of these names in `results`, `<!-- speed -->` and `<!-- saving -->`
-for tables from what `make bench` measured, `<!-- free -->` for one from `results/free.json`.
-`<!-- experiment: NAME -->` is for what came out of an experiment beside what the paper prints,
-`<!-- curve: NAME -->` for its average accuracy after each task, `<!-- learnt: NAME -->` for how
-well tasks are told when they are learnt and in the end, and `<!-- room: NAME -->` for the
-directions its layers have in use, all from `results/paper`.
+folders of runs, relative to the root of the repository. The other markers are:
+
+- `<!-- faults -->`, `<!-- fuzz -->`, `<!-- free -->`: the JSON files of these names in `results`
+- `<!-- speed -->`, `<!-- saving -->`: what `make bench` measured
+- `<!-- experiment: NAME -->`: the results of an experiment beside the paper's figures
+- `<!-- curve: NAME -->`: its average accuracy after each task
+- `<!-- learnt: NAME -->`: its accuracy on each task when learnt, and at the end
+- `<!-- room: NAME -->`: the protected directions of each layer
+
+The last four read `results/paper`.
 """
 
 import json
@@ -33,7 +36,7 @@ FIGURES = re.compile(r"(<!-- (faults|fuzz|speed|saving|free) -->\n).*?(<!-- end 
 
 
 def filled(page: str) -> str:
-    """Return a page with every marked table made anew."""
+    """Return a page with every marked table filled from the results."""
 
     def table(match: re.Match[str]) -> str:
         paths = sorted((ROOT / match[2]).glob("*/record.json"))
@@ -69,7 +72,7 @@ def paper_records() -> list[RunRecord]:
 
 
 def beside_the_paper(experiment: experiments.Experiment) -> str:
-    """Return measured and published figures of an experiment, and what has no record yet."""
+    """Return measured and published figures of an experiment, and the lines without a record."""
     heads = ["", "ACC %", "BWT", "paper ACC %", "paper BWT", "difference", "repeated", "minutes"]
     records = paper_records()
     found = experiment.records(records, RECIPE)
@@ -78,6 +81,7 @@ def beside_the_paper(experiment: experiments.Experiment) -> str:
     rows = [heads + ["size %", "paper size %"] * sized]
     for row in (row for row in compared if row.seeds):
         taken = [record.seconds.total / 60 for record in found[row.label] if record.complete]
+        sizes = row.capacity.mean, row.capacity.published
         rows.append(
             [
                 row.label,
@@ -88,19 +92,19 @@ def beside_the_paper(experiment: experiments.Experiment) -> str:
                 number(row.accuracy.difference, signed=True),
                 {None: "-", True: "yes", False: "**no**"}[row.repeated],
                 f"{sum(taken) / len(taken):.0f}" if taken else "-",
-                *([f"{size:.0f}" if size else "-" for size in row.sizes] * sized),
+                *([f"{size:.0f}" if size else "-" for size in sizes] * sized),
             ]
         )
     return markdown_table(rows) + not_run([row.label for row in compared if not row.seeds])
 
 
 def not_run(labels: list[str]) -> str:
-    """Return a line that names what has no record yet."""
+    """Return a sentence that names the lines without a record, if there are any."""
     return f"\nNot run: {'; '.join(labels)}.\n" if labels else ""
 
 
 def finished(experiment: experiments.Experiment) -> dict[str, RunRecord]:
-    """Return the first complete seed's record of each line, but for joint ones."""
+    """Return the record of each line's first complete seed; joint methods are left out."""
     found = experiment.records(paper_records(), RECIPE)
     ended = {label: [r for r in rs if r.complete] for label, rs in found.items()}
     first = {label: min(rs, key=lambda r: r.seed) for label, rs in ended.items() if rs}
@@ -122,8 +126,8 @@ def curve(experiment: experiments.Experiment) -> str:
 
 
 def learnt(experiment: experiments.Experiment) -> str:
-    """Return the mean accuracy on later tasks right after each was learnt, and in the end."""
-    rows = [["", "first task", "later tasks, when learnt", "later tasks, in the end"]]
+    """Return the mean accuracy on later tasks right after each was learnt, and at the end."""
+    rows = [["", "first task", "later tasks, when learnt", "later tasks, at the end"]]
     for label, record in finished(experiment).items():
         then, now = when_learnt(record), [value or 0.0 for value in record.accuracy_matrix[-1]]
         figures = (then[0], statistics.mean(then[1:]), statistics.mean(now[1:]))
@@ -137,7 +141,7 @@ def when_learnt(record: RunRecord) -> list[float]:
 
 
 def room(experiment: experiments.Experiment) -> str:
-    """Return how many directions of each layer are in use, of how many, and how tasks are told."""
+    """Return the rank of each layer's basis, its dimension, and the accuracy on the tasks."""
     records = {label: r for label, r in finished(experiment).items() if r.layers}
     first = next(iter(records.values()))
     sizes = [f"{layer.name}, of {layer.dimension:,}" for layer in first.layers]
@@ -153,10 +157,10 @@ def room(experiment: experiments.Experiment) -> str:
 
 
 def faults(found: dict[str, Any]) -> str:
-    """Return a table of where runs of each method were killed, and how many ended otherwise."""
+    """Return a table of where runs of each method were killed, and how many ended differently."""
     methods = found["methods"]
     places = list(next(iter(methods.values()))["kills"])
-    rows = [["method", *places, "ended otherwise"]]
+    rows = [["method", *places, "ended differently"]]
     rows += [[name, *one["kills"].values(), one["wrong"]] for name, one in methods.items()]
     sums = [sum(one["kills"][place] for one in methods.values()) for place in places]
     rows.append(["all", *sums, sum(one["wrong"] for one in methods.values())])
@@ -164,7 +168,7 @@ def faults(found: dict[str, Any]) -> str:
 
 
 def fuzz(found: dict[str, Any]) -> str:
-    """Return a table of what became of damaged files of each kind."""
+    """Return a table of how many damaged files of each kind were read, and how many refused."""
     rows = [["file", "inputs", "read", "refused in one line"]]
     for name, one in found["targets"].items():
         counts = [one["read"] + one["refused"], one["read"], one["refused"]]
@@ -173,7 +177,7 @@ def fuzz(found: dict[str, Any]) -> str:
 
 
 def speed(found: dict[str, Any]) -> str:
-    """Return a table of all that `make bench` measured."""
+    """Return a table of everything `make bench` measured."""
     rows = [["what", "ours", "reference", "ratio", "required", "reached"]]
     for row in (row for part in found["measurements"].values() for row in part):
         beside = quantity(row["reference"]) if row["reference"] else "-"
@@ -186,7 +190,7 @@ def speed(found: dict[str, Any]) -> str:
 
 
 def quantity(found: dict[str, Any]) -> str:
-    """Return a number with its unit, of a size that is easy to read."""
+    """Return a number in a unit that keeps it easy to read."""
     value, unit = found["value"], found["unit"]
     scale = {"s": [(1, "s"), (1e-3, "ms"), (1e-6, "µs")], "flop/s": [(1e9, "GFlop/s")]}
     scales = scale.get(unit, [(1, unit)])
@@ -195,8 +199,8 @@ def quantity(found: dict[str, Any]) -> str:
 
 
 def saving(found: dict[str, Any]) -> str:
-    """Return a table of what saving costs."""
-    rows = [["what", "seconds", "beside", "share", "required"]]
+    """Return a table of the cost of saving."""
+    rows = [["what", "seconds", "compared with", "share", "required"]]
     for row in found["measurements"]["saving"]:
         values = [row["ours"]["value"], row["reference"]["value"], row["figure"]]
         rows.append([row["what"], *(f"{value:.2g}" for value in values), row["required"]])
@@ -204,7 +208,7 @@ def saving(found: dict[str, Any]) -> str:
 
 
 def free(found: dict[str, Any]) -> str:
-    """Return a table of the energy of new inputs that bases leave free after one task."""
+    """Return a table of the share of new inputs' energy outside the bases after one task."""
     names = [layer["name"] for layer in found["lines"][0]["layers"]]
     rows = [["", *names]]
     for line in found["lines"]:

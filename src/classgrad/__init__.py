@@ -81,7 +81,7 @@ _MODULES = {
 
 if not TYPE_CHECKING:  # else every name would be there, and be Any
 
-    def __getattr__(name):
+    def __getattr__(name: str) -> object:
         if name in _MODULES:
             return import_module(f"classgrad.{_MODULES[name]}")
         if name in _HOMES:

@@ -11,7 +11,8 @@ pytestmark = pytest.mark.docs
 ROOT = Path(__file__).parents[2]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 PAGES = [
-    ROOT / "docs" / f"{name}.md" for name in ("tutorial", "state", "which-method", "guarantee")
+    ROOT / "docs" / f"{name}.md"
+    for name in ("tutorial", "state", "which-method", "guarantee", "glossary")
 ]
 
 
@@ -31,10 +32,21 @@ def test_every_example_of_a_learner_is_in_the_tutorial():
 
 
 def test_links_of_the_pages_lead_somewhere():
-    for page in [*PAGES, ROOT / "README.md"]:
-        for link in re.findall(r"\]\(([^)#\s]*)(?:#[\w-]*)?\)", page.read_text()):
-            if link and not link.startswith("http"):
-                assert (page.parent / link).exists(), (page.name, link)
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "results" / "README.md"]:
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for link, heading in re.findall(r"\]\(([^)#\s]*)(?:#([\w-]*))?\)", text):
+            if link.startswith("http"):
+                continue
+            target = page.parent / link if link else page
+            assert target.exists(), (page.name, link)
+            if heading:
+                assert heading in headings(target.read_text()), (page.name, link, heading)
+
+
+def headings(text):
+    """Names of a page's headings in links, as GitHub makes them."""
+    found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in found}
 
 
 def test_the_readme_names_the_pages():

@@ -262,3 +262,8 @@ def test_what_cannot_be_a_column_is_refused_in_one_line():
         net = Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 5)), 5)
     with pytest.raises(UserError, match="pgn cannot tell how the layers of a Sequential"):
         PGN().wrap(net, FLAT, 1)
+
+
+def test_no_width_is_found_for_a_trunk_whose_connections_are_unknown():
+    with pytest.raises(UserError, match="layers of a Flatten are connected"):
+        width_for(nn.Flatten(), [2, 2], 100)
