@@ -70,10 +70,14 @@ def test_wrong_input_is_refused_in_one_line(arguments, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_method_made_already_is_used_as_it_is():
+def test_the_recipe_fills_in_what_a_method_made_already_leaves_to_its_defaults():
+    recipe = make_plan("permuted-digits", "cgp").method
+    assert recipe.energy_step != CGP().energy_step
     plan = make_plan("permuted-digits", CGP(energy=0.5))
     assert plan.method.energy == 0.5
-    assert plan.method.energy_step == CGP().energy_step  # not the recipe's
+    assert plan.method.energy_step == recipe.energy_step
+    plan = make_plan("permuted-digits", CGP(energy_step=CGP().energy_step))
+    assert plan.method.energy_step == CGP().energy_step
     assert make_plan(blobs(), CGP()).benchmark == "blobs"
 
 
