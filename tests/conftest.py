@@ -11,7 +11,6 @@ from classgrad import cli
 from classgrad.experiments.executors import local
 from classgrad.training.loop import Loop
 
-
 # What `make check` runs of the tests: these, and the contract of one method.
 QUICK = (
     "checkpoints",
@@ -25,7 +24,6 @@ QUICK = (
     "prediction",
     "runs/test_recipes.py",
     "runs/test_spec.py",
-    "test_devices.py",
     "test_files.py",
     "test_layers.py",
     "test_settings.py",

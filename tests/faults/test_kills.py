@@ -1,4 +1,4 @@
-"""Runs that are killed without warning resume to the same bits; `make faults` kills more of them."""
+"""Runs killed without warning resume to the same bits; `make faults` kills more of them."""
 
 import json
 import os
