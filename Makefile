@@ -1,7 +1,9 @@
 # make run    set up, then learn the embedded default stream with three methods and compare them
-# make test   set up, then check format, lint, types, and run all tests
+# make check  set up, then check format, lint, types, and what most changes touch: 90 seconds
+# make test   set up, then check format, lint, types, and run all tests but those of docs: 6 minutes
+# make docs-check set up, then compare the docs with code and records: 2 minutes
 # make fuzz   set up, then read 20,000 damaged files of every kind: about 30 minutes on two cores
-# make faults set up, then kill 300 runs of every method and let them go on: about 15 minutes
+# make faults set up, then kill 300 runs of every method and resume them: about 15 minutes
 # make setup  set up only: a virtual environment in .venv
 # make format put the code in the house format
 # make bench  measure speed and memory beside slow references: 5 minutes, on a quiet machine
@@ -10,18 +12,34 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-WORKERS ?= 2 # processes of make test, one thread each
+WORKERS ?= 2# processes of make test, one thread each
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: run test fuzz faults setup format bench scaling tables clean
+# Types are checked beside the tests; what mypy says is shown after them.
+define lint_and_test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	@mkdir -p .mypy_cache
+	$(BIN)/mypy > .mypy_cache/said.txt 2>&1 & types=$$!; \
+	$(PYTEST) $(1); tests=$$?; \
+	wait $$types; types=$$?; \
+	cat .mypy_cache/said.txt; \
+	exit $$((tests | types))
+endef
+
+.PHONY: run check test docs-check fuzz faults setup format bench scaling tables clean
 
 run: setup
 	@$(BIN)/classgrad run --method cgp,gpm,finetune
 
+check: setup
+	$(call lint_and_test,-m quick tests)
+
 test: setup
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(call lint_and_test,-m "not docs" -n $(WORKERS) --dist worksteal)
+
+docs-check: setup
+	$(PYTEST) -m docs tests/docs -n $(WORKERS) --dist loadfile
 
 fuzz: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=tests:src $(BIN)/python -m fuzz --out results/fuzz.json

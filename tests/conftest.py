@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,15 +11,47 @@ from classgrad import cli
 from classgrad.experiments.executors import local
 from classgrad.training.loop import Loop
 
+# What `make check` runs of the tests: these, and the contract of one method.
+QUICK = (
+    "checkpoints",
+    "contract/test_networks.py",
+    "core",
+    "identity",
+    "methods/projection/test_cgp.py",
+    "methods/projection/test_gpm.py",
+    "methods/test_saved_state.py",
+    "networks",
+    "prediction",
+    "runs/test_recipes.py",
+    "runs/test_spec.py",
+    "test_files.py",
+    "test_layers.py",
+    "test_settings.py",
+    "test_tasks.py",
+    "training",
+)
+QUICK_METHOD = "gpm"
+
 
 def pytest_collection_modifyitems(items):
-    """Begin with files that have slow tests, so that no process is left with them in the end."""
+    """Mark quick tests, and begin with files that have slow ones.
+
+    No process is left with a slow test in the end.
+    """
+    folder = Path(__file__).parent
+    quick = {folder / name for name in QUICK}
+    for item in items:
+        in_contract = item.path.parent == folder / "contract" and hasattr(item, "callspec")
+        if quick & {item.path, *item.path.parents} or (
+            in_contract and item.callspec.params.get("name") == QUICK_METHOD
+        ):
+            item.add_marker("quick")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(autouse=True)
-def global_chance_untouched():
+def global_rng_untouched():
     """No code under test may draw from PyTorch's global generator."""
     before = torch.random.get_rng_state()
     yield

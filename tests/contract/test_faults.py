@@ -4,6 +4,7 @@ import errno
 import random
 import signal
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -23,11 +24,13 @@ FEWER = {"rcl": {"trials": 2, "child_epochs": 2}}
 pytestmark = pytest.mark.parametrize("name", METHODS)
 
 
-def start(name, folder, stream=STREAM, **values):
-    values = {**QUICK, **FEWER.get(name, {}), **values}
-    return Run(
-        make_plan(stream, name, values=values), stream, folder, CheckpointManager(folder, steps=3)
-    )
+def settings(name):
+    return {**QUICK, **FEWER.get(name, {})}
+
+
+def start(name, folder, stream=STREAM):
+    plan = make_plan(stream, name, values=settings(name))
+    return Run(plan, stream, folder, CheckpointManager(folder, steps=3))
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +52,19 @@ def ended(record, running):
     return record.model_dump(exclude={"seconds"}), weights.tolist()
 
 
-def moment(name, running, most=1.0):
+@cache
+def moment(name):
     """A step of the run, another for every method."""
     total = []
-    Run(running.plan, running.stream).execute(total.append)
-    return random.Random(name).randint(4, max(4, int(most * len(total)) - 1))
+    Run(make_plan(STREAM, name, values=settings(name)), STREAM).execute(total.append)
+    return random.Random(name).randint(4, max(4, len(total) - 1))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_asked_to_stop_it_saves_at_once_and_goes_on_later(name, number, tmp_path, alone):
     expected = alone(name, tmp_path)
     running = start(name, tmp_path)
-    when, seen = moment(name, running), []
+    when, seen = moment(name), []
 
     def observer(_at):
         seen.append(1)
@@ -105,7 +109,7 @@ def test_damage_to_the_newest_checkpoint_is_found_and_the_one_before_is_used(
 ):
     expected = alone(name, tmp_path)
     running = start(name, tmp_path)
-    when, seen = max(8, moment(name, running)), []
+    when, seen = max(8, moment(name)), []
 
     def observer(_at):
         seen.append(1)
@@ -186,10 +190,9 @@ def odd(kind):
 
 @pytest.mark.parametrize("kind", ["one sample", "constant", "identical", "tiny", "one class"])
 def test_odd_data_work_or_are_refused_in_one_line(name, kind):
-    values = {**QUICK, **FEWER.get(name, {})}
     refusal = None
     try:
-        record = run(odd(kind), name, values=values)
+        record = run(odd(kind), name, values=settings(name))
     except UserError as error:
         refusal = str(error)
     if refusal is None:

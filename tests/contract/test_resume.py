@@ -1,5 +1,7 @@
 """Every method: a run that was cut short anywhere goes on to the same bits."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -11,13 +13,14 @@ from streams import blobs
 
 STREAM = blobs()
 QUICK = {"epochs": 2, "batch_size": 12, "learning_rate": 0.03, "momentum": 0.8, "warmup": 3}
-SETTINGS = [
-    {},
-    {"batch_norm": True, "norm": "stored", "affine": "task", "dropout": 0.2, "width": 24},
-    {"optimizer": "adamw", "weight_decay": 0.01, "schedule": "plateau", "width": 24},
-    {"heads": "shared", "width": 24},
-]
-CANNOT = {"den": "heads", "rcl": "heads"}  # one head for all tasks
+SETTINGS = {
+    "plain": {},
+    "norms": {"batch_norm": True, "norm": "stored", "affine": "task", "dropout": 0.2, "width": 24},
+    "plateau": {"optimizer": "adamw", "weight_decay": 0.01, "schedule": "plateau", "width": 24},
+    "shared": {"heads": "shared", "width": 24},
+}
+FEWER = {"rcl": {"trials": 2, "child_epochs": 2}, "ogd": {"samples": 24}}
+CANNOT = {"den": "shared", "rcl": "shared"}  # one head for all tasks
 
 pytestmark = pytest.mark.parametrize("name", METHODS)
 
@@ -26,9 +29,9 @@ class Cut(BaseException):
     """The process ends here."""
 
 
-def start(name, values, folder=None, steps=None):
-    more = {"trials": 2, "child_epochs": 2} if name == "rcl" else {}
-    plan = make_plan(STREAM, name, values={**QUICK, **values, **more})
+def start(name, kind, folder=None, steps=None):
+    values = {**QUICK, **SETTINGS[kind], **FEWER.get(name, {})}
+    plan = make_plan(STREAM, name, values=values)
     checkpoints = CheckpointManager(folder, steps=steps) if folder else None
     return Run(plan, STREAM, folder, checkpoints)
 
@@ -36,6 +39,14 @@ def start(name, values, folder=None, steps=None):
 def outcome(running):
     record = running.record.model_dump(exclude={"seconds"})
     return record, running.net.state_dict(), running.method.state_dict()
+
+
+@cache
+def alone(name, kind):
+    """How a run ends that is not cut short, and how many steps it takes; tests share it."""
+    whole, steps = start(name, kind), []
+    whole.execute(steps.append)
+    return outcome(whole), len(steps)
 
 
 def same(one, two):
@@ -62,37 +73,34 @@ def cut_at(running, moment):
     running.method.close()
 
 
-@pytest.mark.parametrize("values", SETTINGS, ids=["plain", "norms", "plateau", "shared"])
-def test_a_run_that_was_cut_short_ends_with_the_same_bits(name, values, tmp_path):
-    if CANNOT.get(name) in values:
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_a_run_that_was_cut_short_ends_with_the_same_bits(name, kind, tmp_path):
+    if CANNOT.get(name) == kind:
         return
-    whole, steps = start(name, values), []
-    whole.execute(lambda at: steps.append(at))
-    total = len(steps)
+    expected, total = alone(name, kind)
     chance = torch.Generator().manual_seed(len(name) + total)
     # Saved every third step; cut twice, in whatever task, epoch and round that is.
     moments = sorted(torch.randint(2, total, (2,), generator=chance).tolist())
-    cut_at(start(name, values, tmp_path, steps=3), moments[0])
-    middle = start(name, values, tmp_path, steps=2)
+    cut_at(start(name, kind, tmp_path, steps=3), moments[0])
+    middle = start(name, kind, tmp_path, steps=2)
     if moments[1] > moments[0] + 3:
         cut_at(middle, moments[1] - moments[0])
-    last = start(name, values, tmp_path, steps=3)
+    last = start(name, kind, tmp_path, steps=3)
     record = last.resume()
     assert record.complete
-    expected, found = outcome(whole), outcome(last)
+    found = outcome(last)
     assert expected[0] == found[0]
     assert same(expected[1], found[1])
     assert same(expected[2], found[2])
     assert not (tmp_path / "checkpoints").exists()
-    assert start(name, values, tmp_path).resume().model_dump() == record.model_dump()
+    assert start(name, kind, tmp_path).resume().model_dump() == record.model_dump()
 
 
 def test_stopped_in_the_base_update_it_does_not_train_again(name, tmp_path, monkeypatch):
     monkeypatch.setattr(manager, "WORTH_SAVING", 0)
-    values = SETTINGS[2]  # plateau: the weights at the end of training are not the last ones
-    whole = start(name, values)
-    whole.execute()
-    kind, tasks = METHODS[name], []
+    # With "plateau" the weights at the end of training are not the last ones.
+    expected, _ = alone(name, "plateau")
+    method, tasks = METHODS[name], []
 
     def stopping(self, net, task, generator):
         tasks.append(task)
@@ -100,13 +108,13 @@ def test_stopped_in_the_base_update_it_does_not_train_again(name, tmp_path, monk
             raise Cut
         end_task(self, net, task, generator)
 
-    cut, end_task = start(name, values, tmp_path), kind.end_task
+    cut, end_task = start(name, "plateau", tmp_path), method.end_task
     with monkeypatch.context() as patch:
-        patch.setattr(kind, "end_task", stopping)
+        patch.setattr(method, "end_task", stopping)
         with pytest.raises(Cut):
             cut.resume()
     cut.method.close()
-    last, steps = start(name, values, tmp_path), []
+    last, steps = start(name, "plateau", tmp_path), []
     last.resume(steps.append)
     assert {at.task for at in steps} == {2}
-    assert same(outcome(whole), outcome(last))
+    assert same(expected, outcome(last))

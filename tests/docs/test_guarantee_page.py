@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.docs
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "guarantee.md").read_text()
 SCRIPT = DOCS / "figures" / "make_guarantee.py"

@@ -8,6 +8,8 @@ import pytest
 
 from classgrad.methods import METHODS
 
+pytestmark = pytest.mark.docs
+
 PAGES = Path(__file__).parents[2] / "docs" / "methods"
 SECTIONS = ["## Equations", "## Settings", "## What it stores", "## Run it"]
 

@@ -4,9 +4,13 @@ import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from classgrad.methods import METHODS
 from classgrad.runs.record import RunRecord
 from pages import record as made
+
+pytestmark = pytest.mark.docs
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "permuted-digits"

@@ -4,8 +4,12 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from classgrad.methods import METHODS
 from fuzz.targets import TARGETS
+
+pytestmark = pytest.mark.docs
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reliability.md").read_text()
@@ -32,14 +36,13 @@ def test_runs_of_every_method_were_killed_everywhere_and_none_ended_otherwise():
     for name, one in found.items():
         assert one["wrong"] == 0, name
         assert one["kills"]["random moment"] == sum(one["kills"].values()) / 2, name
-        assert f"| {name} | {one['kills']['random moment']} | " in PAGE
 
 
 def test_damaged_files_of_every_kind_were_read_or_refused():
     found = results("fuzz", "results/fuzz.json")["targets"]
     assert found.keys() == TARGETS.keys()
     for name, one in found.items():
-        assert f"| {name} | {one['read'] + one['refused']:,} | {one['read']:,} | " in PAGE
+        assert one["read"] + one["refused"] >= 20_000, name
 
 
 def test_saving_costs_no_more_than_it_may():

@@ -55,6 +55,7 @@ def seen(images):
     return functional.normalize(((images.double() - 0.5) / 0.25).flatten(1), dim=1)
 
 
+@pytest.mark.docs
 def test_every_key_of_a_state_is_on_the_page():
     found = [name for row in rows("| key | type | meaning |") for name in keys(row[0])]
     assert set(made(GPM()).state_dict()) <= set(found)
@@ -62,6 +63,7 @@ def test_every_key_of_a_state_is_on_the_page():
     assert {field.name for field in fields(LearntTask)} <= set(found)
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("name", TAKEN)
 def test_every_key_of_what_a_method_keeps_is_on_the_page_and_no_other(name):
     found = set()
@@ -74,6 +76,7 @@ def test_every_key_of_what_a_method_keeps_is_on_the_page_and_no_other(name):
     assert found == set(Learner.load(folder).method.state_dict())
 
 
+@pytest.mark.docs
 def test_the_parts_of_shares_and_groups_are_on_the_page():
     memory = Learner.load(DATA / "0.1.0" / "cgp").method.state_dict()
     table = {named: text for _, named, text in rows("| method | key of `memory` | meaning |")}
@@ -82,6 +85,7 @@ def test_the_parts_of_shares_and_groups_are_on_the_page():
             assert set(of_layer) == set(keys(table[f"`{part}`"]))
 
 
+@pytest.mark.docs
 def test_what_is_kept_of_an_unfinished_task_is_on_the_page(tmp_path):
     learner, kept = made(GPM()), []
 
@@ -96,6 +100,7 @@ def test_what_is_kept_of_an_unfinished_task_is_on_the_page(tmp_path):
     assert set(kept[0]) <= set(keys(text))
 
 
+@pytest.mark.docs
 def test_without_classgrad_the_state_is_read_by_the_lines_on_the_page(tmp_path, monkeypatch):
     trunk = built(lambda: nn.Sequential(nn.Conv2d(3, 4, 2), nn.ReLU(), nn.Flatten())).float()
     learner = Learner(trunk.to(memory_format=torch.channels_last), GPM(), training=QUICK)
@@ -111,6 +116,7 @@ def test_without_classgrad_the_state_is_read_by_the_lines_on_the_page(tmp_path, 
     assert same(space["state"], learner.state_dict())
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("name", TAKEN)
 def test_the_state_of_every_method_is_read_so(name):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

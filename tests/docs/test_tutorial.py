@@ -4,6 +4,10 @@ import re
 from pathlib import Path
 from textwrap import dedent, indent
 
+import pytest
+
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[2]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 PAGES = [

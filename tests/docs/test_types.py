@@ -239,7 +239,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Said:
     return said
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 def test_examples_and_blocks_of_the_docs_pass(seen: Said) -> None:
     pages = [name for name in seen if name.endswith(".md")]
     assert "README.md" in pages
@@ -249,7 +249,7 @@ def test_examples_and_blocks_of_the_docs_pass(seen: Said) -> None:
     assert {name: said for name, said in seen.items() if said and name not in ours} == {}
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 def test_mistakes_are_errors_and_nothing_else_is(seen: Said) -> None:
     lines = LINES.splitlines()
     refused = {number for number, line in enumerate(lines, 1) if line.endswith("# refused")}
@@ -264,7 +264,7 @@ def test_mistakes_are_errors_and_nothing_else_is(seen: Said) -> None:
     assert [lines[number - 1] for number in sorted(refused - errors.keys())] == []
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 def test_arguments_of_settings_are_their_fields_and_aliases(
     seen: Said,
 ) -> None:

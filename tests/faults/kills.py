@@ -114,7 +114,11 @@ def run_dying(name: str, folder: Path, call: str, number: int, late: bool) -> No
 
 
 def survives(name: str, folder: Path, kills: int, seed: int = 1) -> dict[str, Any]:
-    """Kill runs of a method so many times; tell where, and how many ended otherwise than alone."""
+    """Kill runs of a method so many times; tell where, and how many ended otherwise than alone.
+
+    Every second kill is at a random moment. The others go round the places in `CALLS`, and begin
+    with another one for each method, so that few kills of every method come to all places.
+    """
     chance = random.Random(f"{name} {seed}")
     began = time.monotonic()
     alone, victim = folder / "alone", folder / "victim"
@@ -125,7 +129,7 @@ def survives(name: str, folder: Path, kills: int, seed: int = 1) -> dict[str, An
     while sum(found.values()) < kills:
         count = sum(found.values())
         if count % 2:
-            place, call = CALLS[count // 2 % len(CALLS)]
+            place, call = CALLS[(count // 2 + list(METHODS).index(name)) % len(CALLS)]
             number, late = chance.randint(1, 3), chance.random() < 0.5
             child = in_child(partial(run_dying, name, victim, call, number, late))
         else:

@@ -21,25 +21,27 @@ def test_values_go_where_they_belong():
     assert plan.benchmark_options["tasks"] == 3
 
 
-@pytest.mark.parametrize(
-    ("method", "network", "benchmark"), list(itertools.product(METHODS, NETWORKS, BENCHMARKS))
-)
-def test_no_name_belongs_to_two_owners(method, network, benchmark):
-    parts = [
-        METHODS[method],
-        Training,
-        NETWORKS[network].Options,
-        BENCHMARKS[benchmark].Options,
-    ]
-    every = [name for part in parts for name in part.names()]
-    assert len(every) == len(set(every))
+def test_no_name_belongs_to_two_owners():
+    for case in itertools.product(METHODS, NETWORKS, BENCHMARKS):
+        method, network, benchmark = case
+        parts = [
+            METHODS[method],
+            Training,
+            NETWORKS[network].Options,
+            BENCHMARKS[benchmark].Options,
+        ]
+        every = [name for part in parts for name in part.names()]
+        assert len(every) == len(set(every)), case
 
 
-@pytest.mark.parametrize(
-    ("recipe", "method", "benchmark"), list(itertools.product(names(), METHODS, BENCHMARKS))
-)
-def test_every_recipe_resolves_for_every_method_and_benchmark(recipe, method, benchmark):
-    assert make_plan(benchmark, method, recipe=recipe).recipe == recipe
+def test_every_recipe_resolves_for_every_method_and_benchmark():
+    for case in itertools.product(names(), METHODS, BENCHMARKS):
+        recipe, method, benchmark = case
+        try:
+            plan = make_plan(benchmark, method, recipe=recipe)
+        except UserError as error:
+            pytest.fail(f"{case}: {error}")
+        assert plan.recipe == recipe, case
 
 
 @pytest.mark.parametrize(
@@ -68,10 +70,14 @@ def test_wrong_input_is_refused_in_one_line(arguments, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_method_made_already_is_used_as_it_is():
+def test_the_recipe_fills_in_what_a_method_made_already_leaves_to_its_defaults():
+    recipe = make_plan("permuted-digits", "cgp").method
+    assert recipe.energy_step != CGP().energy_step
     plan = make_plan("permuted-digits", CGP(energy=0.5))
     assert plan.method.energy == 0.5
-    assert plan.method.energy_step == CGP().energy_step  # not the recipe's
+    assert plan.method.energy_step == recipe.energy_step
+    plan = make_plan("permuted-digits", CGP(energy_step=CGP().energy_step))
+    assert plan.method.energy_step == CGP().energy_step
     assert make_plan(blobs(), CGP()).benchmark == "blobs"
 
 
