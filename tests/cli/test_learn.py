@@ -280,9 +280,9 @@ def test_info_tells_tasks_room_memory_and_settings(call, learnt):
         ["crow", "wren"],
         ["cod", "eel", "ray"],
     ]
-    assert [layer["rank"] for layer in found["room"]] == [one.rank for one in learner.room()]
+    assert [layer["rank"] for layer in found["room"]] == [one.rank for one in learner.forecast()]
     assert [layer["classes_left"] for layer in found["room"]] == [
-        one.classes_left for one in learner.room()
+        one.classes_left for one in learner.forecast()
     ]
     weights = sum(value.nbytes for value in learner.net.state_dict().values())
     assert found["bytes"]["weights"] == weights

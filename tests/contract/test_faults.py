@@ -67,7 +67,7 @@ def test_asked_to_stop_it_saves_at_once_and_goes_on_later(name, number, tmp_path
         if len(seen) == when:
             signal.raise_signal(number)
 
-    with running.checkpoints.listening(), pytest.raises(Stopped) as stopped:
+    with running.checkpoints.handle_stop_signals(), pytest.raises(Stopped) as stopped:
         running.resume(observer)
     assert stopped.value.number == number
     assert len(seen) == when  # not a step more

@@ -108,11 +108,11 @@ def test_one_speaks_for_a_main_process_that_does_not(monkeypatch):
 
 def test_a_file_that_is_shown_late_is_waited_for(tmp_path, monkeypatch):
     path = tmp_path / "runs" / "lock.json"
-    monkeypatch.setattr(runs, "PATIENCE", 0.0)
-    assert not runs.seen(path)
-    monkeypatch.setattr(runs, "PATIENCE", 30.0)
+    monkeypatch.setattr(runs, "FILE_TIMEOUT", 0.0)
+    assert not runs.wait_for_file(path)
+    monkeypatch.setattr(runs, "FILE_TIMEOUT", 30.0)
     monkeypatch.setattr(runs.time, "sleep", lambda seconds: show(path))
-    assert runs.seen(path)
+    assert runs.wait_for_file(path)
 
 
 def show(path):

@@ -187,7 +187,7 @@ def test_a_class_is_forgotten(learner, tmp_path):
 
 def test_room_is_forecast_from_what_the_last_tasks_took(learner):
     ranks = {room.name: room.rank for room in learner.method.room()}
-    for layer in learner.room():
+    for layer in learner.forecast():
         assert layer.rank == ranks[layer.name]
         series = [task.ranks[layer.name] for task in learner.tasks]
         taken = series[-1] - series[0]
@@ -342,7 +342,7 @@ def test_finetuning_forgets_what_cgp_keeps(learner):
 
 
 def test_a_state_whose_parts_do_not_fit_is_refused_in_one_line(learner):
-    from classgrad.checkpoints.errors import understood
+    from classgrad.checkpoints.errors import raising_bad_checkpoint
 
     for name, value in (
         ("input_shape", [0]),
@@ -351,7 +351,7 @@ def test_a_state_whose_parts_do_not_fit_is_refused_in_one_line(learner):
         ("tasks", [{**learner.state_dict()["tasks"][0], "sharpness": {}}]),
         ("tasks", [{**task, "ranks": {}} for task in learner.state_dict()["tasks"]]),
     ):
-        with pytest.raises(UserError, match="does not fit") as error, understood("it"):
+        with pytest.raises(UserError, match="does not fit") as error, raising_bad_checkpoint("it"):
             small().load_state_dict({**learner.state_dict(), name: value})
         assert str(error.value).isprintable()
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from classgrad.checkpoints.errors import BadCheckpoint
-from classgrad.checkpoints.tensors import restore, take
+from classgrad.checkpoints.tensors import from_storage, to_storage
 
 KIND = "$"  # patterns below have to spell it out
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -109,7 +109,7 @@ class _Encoder(_Walk):
 
     def tensor(self, tensor: Tensor) -> Tree:
         try:
-            kept, form = take(tensor)
+            kept, form = to_storage(tensor)
         except TypeError as error:
             raise TypeError(f"cannot be stored: {self.place()}, {error}") from None
         name = str(len(self.tensors))
@@ -156,7 +156,7 @@ class _Decoder(_Walk):
         if form.keys() != {"dtype", "shape", "strides"}:
             raise self.bad("a tensor without a proper form")
         try:
-            return restore(self.tensors.pop(name), **form)
+            return from_storage(self.tensors.pop(name), **form)
         except BadCheckpoint as error:
             raise self.bad(str(error)) from None
 

@@ -20,7 +20,7 @@ class BadCheckpoint(UserError):
 
 
 @contextmanager
-def understood(what: str) -> Iterator[None]:
+def raising_bad_checkpoint(what: str) -> Iterator[None]:
     """Say in one line that something kept does not fit what it is for, if that is what is wrong."""
     try:
         yield

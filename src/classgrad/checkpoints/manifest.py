@@ -53,7 +53,7 @@ def parse_json(data: bytes) -> Any:
     """Return what a JSON text says, if it is strict JSON and no key is repeated."""
     try:
         return json.loads(
-            data.decode(), object_pairs_hook=_unrepeated, parse_constant=_refuse_constant
+            data.decode(), object_pairs_hook=_refuse_repeated_keys, parse_constant=_refuse_constant
         )
     except (ValueError, RecursionError) as error:
         raise BadCheckpoint(f"not JSON ({str(error)[:100]})") from None
@@ -75,7 +75,7 @@ def _entries(files: dict[str, Any]) -> dict[str, Entry]:
     return found
 
 
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a key is repeated")

@@ -92,7 +92,7 @@ class Store:
             )
         return None
 
-    def overtaken(self) -> bool:
+    def is_stale(self) -> bool:
         """Tell whether another process has saved here since this one loaded or saved."""
         return max(self._counters_to_read(), default=None) != self._newest
 

@@ -39,7 +39,7 @@ AS_BYTES = (
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*NATIVE, *AS_BYTES)}
 
 
-def take(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
+def to_storage(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
     """Return what to keep of a tensor, contiguous and without a copy if possible, and its form.
 
     The form includes the strides, because kernels choose the order of their sums by them: a weight
@@ -59,8 +59,8 @@ def take(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
     return flat.view(tensor.shape) if tensor.is_contiguous() else flat, form
 
 
-def restore(kept: Tensor, dtype: Any, shape: Any, strides: Any) -> Tensor:
-    """Return the tensor that `take` was given."""
+def from_storage(kept: Tensor, dtype: Any, shape: Any, strides: Any) -> Tensor:
+    """Return the tensor that `to_storage` was given."""
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise BadCheckpoint("a tensor of an unknown dtype")
     if not _counts(shape) or not _counts(strides) or len(shape) != len(strides):

@@ -31,12 +31,12 @@ def join(*, gpu: bool = False) -> World:
     With `gpu` what is on GPUs goes from one to another by nccl, the rest by gloo.
     """
     global _world, _joined
-    if _world.size > 1 or number_of("WORLD_SIZE", 1) == 1:
+    if _world.size > 1 or env_count("WORLD_SIZE", 1) == 1:
         return _world
     try:
         store, process_index, size = next(distributed.rendezvous("env://"))
         # What was written before torchrun started these again, or they met again, is not for them.
-        store = distributed.PrefixStore(f"start {started_before()}.{_joined}", store)
+        store = distributed.PrefixStore(f"start {restart_count()}.{_joined}", store)
         backend = "cpu:gloo,cuda:nccl" if gpu and torch.cuda.is_available() else "gloo"
         distributed.init_process_group(
             backend, store=store, rank=process_index, world_size=size, timeout=PATIENCE
@@ -59,12 +59,12 @@ def leave() -> None:
     _world = World()
 
 
-def started_before() -> int:
+def restart_count() -> int:
     """Return how often torchrun has started these processes before, after one was killed."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def number_of(name: str, otherwise: int) -> int:
+def env_count(name: str, otherwise: int) -> int:
     """Read a number from the environment."""
     text = os.environ.get(name, str(otherwise))
     if not (text.isascii() and text.isdigit() and int(text) > 0):

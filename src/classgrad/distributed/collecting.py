@@ -50,7 +50,7 @@ class Together:
         counts = [own.get(value, 0) for value in places]
         here = [value in own for value in places]
         seen = [value in labels for value in known]
-        table = self.world.table(torch.tensor([*counts, *here, *seen]))
+        table = self.world.gather(torch.tensor([*counts, *here, *seen]))
         by_process, present, others = table.split([len(places), len(places), len(known)], dim=1)
         labels.update(v for v, any_of in zip(known, others.any(0), strict=True) if any_of)
         before = by_process[: self.world.process_index].sum(0).tolist()
@@ -63,7 +63,7 @@ class Together:
 
     def in_any(self, values: Sequence[bool]) -> list[bool]:
         """Tell of each value whether it is true in any process."""
-        return [bool(value) for value in self.world.largest(values)]
+        return [bool(value) for value in self.world.max(values)]
 
     def merge(self, classes: Sequence[ClassInputs], sites: Mapping[str, Site]) -> None:
         """Let the main process have what all have of these classes, and the others nothing.
@@ -74,7 +74,7 @@ class Together:
         """
         rows = self.world.sum(_table(classes, sites, _rows_of))
         counts = self.world.sum(_table(classes, sites, _samples_of))
-        widths = self.world.largest([_width(classes, name) for name in sites])
+        widths = self.world.max([_width(classes, name) for name in sites])
         for c, in_rows, in_samples in zip(classes, rows.tolist(), counts.tolist(), strict=True):
             for place, (name, site) in enumerate(sites.items()):
                 if in_rows[place]:

@@ -103,7 +103,7 @@ class World:
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over processes."""
-        return self._sent(_kind(values), values, distributed.all_reduce)
+        return self._exchanged(_kind(values), values, distributed.all_reduce)
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean over processes."""
@@ -111,7 +111,7 @@ class World:
 
     def sum_on_main_process(self, values: Tensor) -> Tensor:
         """Return the sum over processes in the main one; what others get is worth nothing."""
-        return self._sent(_kind(values), values, lambda total: distributed.reduce(total, 0))
+        return self._exchanged(_kind(values), values, lambda total: distributed.reduce(total, 0))
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Let the gradients of these parameters, where they have one, be the means over processes.
@@ -124,25 +124,25 @@ class World:
         if not gradients:
             return
         flat = torch.cat([gradient.flatten() for gradient in gradients])
-        self._send("sums", flat, distributed.all_reduce)
+        self._exchange("sums", flat, distributed.all_reduce)
         parts = flat.div_(self.size).split([gradient.numel() for gradient in gradients])
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view(gradient.shape))
 
-    def largest(self, values: Sequence[int]) -> list[int]:
+    def max(self, values: Sequence[int]) -> list[int]:
         """Return the largest over processes of each value."""
         if self.size == 1:
             return list(values)
         found = torch.tensor(values, dtype=torch.int64)
-        return self._sent(
+        return self._exchanged(
             "counts", found, lambda most: distributed.all_reduce(most, distributed.ReduceOp.MAX)
         ).tolist()
 
     def any(self, value: bool) -> bool:
         """Tell whether it is so in any process."""
-        return bool(self.largest([value])[0])
+        return bool(self.max([value])[0])
 
-    def table(self, values: Tensor) -> Tensor:
+    def gather(self, values: Tensor) -> Tensor:
         """Return these values of every process, (size, ...)."""
         rows = values.new_zeros(self.size, *values.shape)
         rows[self.process_index] = values
@@ -150,7 +150,7 @@ class World:
 
     def broadcast(self, values: Tensor) -> Tensor:
         """Return what the main process has; the others have values of the same shape."""
-        return self._sent("handed", values, lambda found: distributed.broadcast(found, 0))
+        return self._exchanged("handed", values, lambda found: distributed.broadcast(found, 0))
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Let these hold what the main process has."""
@@ -163,7 +163,7 @@ class World:
         if self.size == 1:
             return find()
         rows = find() if self.is_main_process else like[:0]
-        count = self.largest([len(rows)])[0]
+        count = self.max([len(rows)])[0]
         if not self.is_main_process:
             rows = rows.new_empty(count, *rows.shape[1:])
         return self.broadcast(rows)
@@ -178,7 +178,7 @@ class World:
             return content
 
         def given(values: Tensor) -> Tensor:
-            return self._sent(
+            return self._exchanged(
                 "handed", values, lambda found: distributed.broadcast(found, process_index)
             )
 
@@ -199,7 +199,7 @@ class World:
             yield
         except UserError as found:
             error = found
-        number = self.largest([0 if error is None else self.process_index + 1])[0]
+        number = self.max([0 if error is None else self.process_index + 1])[0]
         if number:
             raise UserError(self._bytes_from(number - 1, str(error).encode()).decode())
 
@@ -222,21 +222,21 @@ class World:
             return
         found = [hashlib.blake2b(repr(v).encode(), digest_size=7) for v in values.values()]
         numbers = [int.from_bytes(one.digest()) for one in found]
-        highest = self.largest([*numbers, *(-number for number in numbers)])
+        highest = self.max([*numbers, *(-number for number in numbers)])
         lowest = [-number for number in highest[len(numbers) :]]
         for name, low, high in zip(values, lowest, highest, strict=False):
             if low != high:
                 raise UserError(f"the processes of this run differ in {name}: {remedy}")
 
-    def _sent(self, kind: str, values: Tensor, work: Callable[[Tensor], object]) -> Tensor:
+    def _exchanged(self, kind: str, values: Tensor, work: Callable[[Tensor], object]) -> Tensor:
         """Return what becomes of a copy of these values when all processes give theirs."""
         if self.size == 1:
             return values
         found = values.detach().clone(memory_format=torch.contiguous_format)
-        self._send(kind, found, work)
+        self._exchange(kind, found, work)
         return found
 
-    def _send(self, kind: str, values: Tensor, work: Callable[[Tensor], object]) -> None:
+    def _exchange(self, kind: str, values: Tensor, work: Callable[[Tensor], object]) -> None:
         """Let all processes give their values; say in one line if another process is gone."""
         self.sent[kind] += values.nbytes
         try:

@@ -31,7 +31,7 @@ NAME = "classgrad-reference"  # of the metadata in a file
 IDENTITY = ("class_names", "samples", "sharpness", "when", "data")
 
 
-class Answering(Protocol):
+class LearnerLike(Protocol):
     """What has to be known of a learner to hear its answers."""
 
     size: int
@@ -45,7 +45,7 @@ class Answering(Protocol):
     def net(self) -> Network:
         """The network with the heads of all tasks."""
 
-    def number(self, task: str) -> int:
+    def task_number(self, task: str) -> int:
         """Return the number of a task."""
 
     def inputs(self, images: Tensor) -> Tensor:
@@ -122,24 +122,24 @@ class Leakage:
         )
 
 
-def take(learner: Answering, images: Images, task: str) -> Reference:
+def take_reference(learner: LearnerLike, images: Images, task: str) -> Reference:
     """Return what a learner says now to images of a task, given as for `Learner.predict`."""
-    number = learner.number(task)
+    number = learner.task_number(task)
     given = images if isinstance(images, Tensor) else as_pictures(images, learner.size)
     given = given[None] if tuple(given.shape) == learner.input_shape else given
     if not given.numel():
         raise UserError("a reference needs images: give at least one")
     return Reference(
         given.detach().cpu().clone(),
-        answers(learner, given, number),
+        task_logits(learner, given, number),
         task,
         identity(learner, number),
     )
 
 
-def leakage(learner: Answering, reference: Reference) -> Leakage:
+def leakage(learner: LearnerLike, reference: Reference) -> Leakage:
     """Return how far the answers to a reference have moved since it was taken."""
-    number = learner.number(reference.task)
+    number = learner.task_number(reference.task)
     if identity(learner, number) != reference.identity:
         raise UserError(
             f"this reference is of another learner: task '{reference.task}' of this one was learnt "
@@ -150,7 +150,7 @@ def leakage(learner: Answering, reference: Reference) -> Leakage:
     if not kept:
         raise UserError(f"all classes of task '{about.name}' are forgotten: nothing is left of it")
     then = reference.logits[:, kept].double()
-    now = answers(learner, reference.images, number)[:, kept].double()
+    now = task_logits(learner, reference.images, number)[:, kept].double()
     moved = (now - then).norm(dim=1)
     change = torch.where(moved == 0, 0.0, moved / then.norm(dim=1))  # zeros that stay are no change
     return Leakage(
@@ -163,7 +163,7 @@ def leakage(learner: Answering, reference: Reference) -> Leakage:
 
 
 @torch.no_grad()
-def answers(learner: Answering, images: Tensor, number: int) -> Tensor:
+def task_logits(learner: LearnerLike, images: Tensor, number: int) -> Tensor:
     """Return the logits of a task's classes."""
     net = learner.net.eval()
     batches = learner.inputs(images).split(BATCH)
@@ -171,7 +171,7 @@ def answers(learner: Answering, images: Tensor, number: int) -> Tensor:
     return logits[:, : len(learner.tasks[number].class_names)].cpu()
 
 
-def identity(learner: Answering, number: int) -> dict[str, Any]:
+def identity(learner: LearnerLike, number: int) -> dict[str, Any]:
     """Return what tells a task of this learner from that of another, and stays as it is."""
     about = asdict(learner.tasks[number])
     return {name: about[name] for name in IDENTITY}

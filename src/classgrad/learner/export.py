@@ -27,7 +27,7 @@ from classgrad.files import write_atomic
 from classgrad.learner.learner import Learner
 from classgrad.prediction.calibration import probabilities
 
-ENDING = ".pt2"
+SUFFIX = ".pt2"
 ABOUT = "classgrad.json"  # in the file: what the numbers mean
 
 
@@ -61,10 +61,10 @@ def export(
     """
     path = Path(path)
     refuse_place(path, force)
-    number = asked_task(learner, task)
-    program = traced(Predictor(learner, number), learner.input_shape)
+    number = exported_task(learner, task)
+    program = trace(Predictor(learner, number), learner.input_shape)
     drop_unused(program)
-    about = json.dumps(described(learner, number), indent=1)
+    about = json.dumps(metadata(learner, number), indent=1)
 
     def write(part: Path) -> None:
         with open(part, "w+b") as file:
@@ -78,8 +78,8 @@ def export(
 
 def refuse_place(path: Path, force: bool) -> None:
     """Refuse a path that is no place for a model."""
-    if path.suffix != ENDING:
-        raise UserError(f"'{shown(path)}' does not end in {ENDING}: give a name that does")
+    if path.suffix != SUFFIX:
+        raise UserError(f"'{shown(path)}' does not end in {SUFFIX}: give a name that does")
     if path.is_dir():
         raise UserError(f"'{shown(path)}' is a folder: give the name of a file")
     if not path.parent.is_dir():
@@ -90,20 +90,20 @@ def refuse_place(path: Path, force: bool) -> None:
         )
 
 
-def asked_task(learner: Learner, task: str | None) -> int:
+def exported_task(learner: Learner, task: str | None) -> int:
     """Return the number of the task that is to be exported."""
     learner.net  # noqa: B018  # says so if nothing was learnt
     names = [learnt.name for learnt in learner.tasks]
     if task is None and len(names) > 1:
         raise UserError(f"this learner knows several tasks, {', '.join(names)}: say which")
-    number = learner.number(names[0] if task is None else task)
+    number = learner.task_number(names[0] if task is None else task)
     about = learner.tasks[number]
     if len(about.forgotten) == len(about.class_names):
         raise UserError(f"all classes of task '{about.name}' are forgotten: nothing is left of it")
     return number
 
 
-def traced(predictor: Predictor, input_shape: tuple[int, ...]) -> ExportedProgram:
+def trace(predictor: Predictor, input_shape: tuple[int, ...]) -> ExportedProgram:
     """Return what a predictor computes, for any number of images."""
     # Two, because PyTorch takes a single image for a size that never changes.
     images = torch.zeros(2, *input_shape, dtype=next(predictor.parameters()).dtype)
@@ -139,7 +139,7 @@ def drop_unused(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def described(learner: Learner, number: int) -> dict[str, object]:
+def metadata(learner: Learner, number: int) -> dict[str, object]:
     """Return what has to be known to use an exported task."""
     about = learner.tasks[number]
     return {

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from classgrad.checkpoints import CheckpointManager
-from classgrad.checkpoints.errors import understood
+from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.checkpoints.manager import FOLDER
 from classgrad.checkpoints.store import Store
 from classgrad.learner.forecast import LayerForecast, forecast_all
@@ -30,7 +30,7 @@ def read(folder: Path) -> Info:
     """Return what is known of the learner in a folder."""
     loaded = read_state(folder, Store(folder / FOLDER))
     found = loaded.state
-    with understood(f"what is kept in '{folder}'"):
+    with raising_bad_checkpoint(f"what is kept in '{folder}'"):
         tasks = [LearntTask(**task) for task in found["tasks"]]
         kept = unfinished_state(CheckpointManager(folder / LEARNING), len(tasks))
         names = ("network", "network_options", "method", "training", "size", "seed", "precision")

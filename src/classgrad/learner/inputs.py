@@ -28,19 +28,19 @@ def as_split(
     """
     if isinstance(data, str | Path):
         found = read_class_folders(Path(data), size, skip_bad)
-        refuse_names(classes, found.class_names)
+        refuse_other_names(classes, found.class_names)
         return Split(found.images, found.labels), tuple(found.class_names)
     if isinstance(data, Split):
-        return data, names_of(data.labels, classes)
+        return data, class_names_of(data.labels, classes)
     if isinstance(data, tuple) and len(data) == 2:
         images, labels = data
     else:
-        images, labels = pairs(data)
-    numbers, names = numbered(labels, classes)
+        images, labels = stack_pairs(data)
+    numbers, names = encode_labels(labels, classes)
     return Split(torch.as_tensor(images), numbers), names
 
 
-def refuse_names(classes: Sequence[str] | None, found: Sequence[str]) -> None:
+def refuse_other_names(classes: Sequence[str] | None, found: Sequence[str]) -> None:
     """Refuse names that are not those of the folders."""
     if classes is not None and list(classes) != list(found):
         raise UserError(
@@ -49,7 +49,7 @@ def refuse_names(classes: Sequence[str] | None, found: Sequence[str]) -> None:
         )
 
 
-def pairs(data: Any) -> tuple[Tensor, list[Any]]:
+def stack_pairs(data: Any) -> tuple[Tensor, list[Any]]:
     """Return all images and labels of a dataset."""
     images, labels = [], []
     try:
@@ -70,7 +70,7 @@ def pairs(data: Any) -> tuple[Tensor, list[Any]]:
     return torch.stack(images), labels
 
 
-def numbered(labels: Any, classes: Sequence[str] | None) -> tuple[Tensor, tuple[str, ...]]:
+def encode_labels(labels: Any, classes: Sequence[str] | None) -> tuple[Tensor, tuple[str, ...]]:
     """Return labels as numbers from 0, and the names of the classes."""
     listed = labels if isinstance(labels, list | tuple) else None
     if listed is not None and any(isinstance(label, str) for label in listed):
@@ -87,17 +87,19 @@ def numbered(labels: Any, classes: Sequence[str] | None) -> tuple[Tensor, tuple[
             "name for each image"
         )
     numbers = numbers.to(torch.int64)
-    return numbers, names_of(numbers, classes)
+    return numbers, class_names_of(numbers, classes)
 
 
-def names_of(labels: Tensor, classes: Sequence[str] | None) -> tuple[str, ...]:
+def class_names_of(labels: Tensor, classes: Sequence[str] | None) -> tuple[str, ...]:
     """Return the names of classes that are numbers: those given, or the numbers."""
     if classes is not None:
         return tuple(classes)
     return tuple(str(number) for number in range(int(labels.max()) + 1 if len(labels) else 0))
 
 
-def divided(split: Split, share: float, generator: torch.Generator) -> tuple[Split, Split]:
+def split_off_validation(
+    split: Split, share: float, generator: torch.Generator
+) -> tuple[Split, Split]:
     """Keep a share of every class apart for validation, all but one image at most."""
     kept, apart = [], []
     for label in split.labels.unique():

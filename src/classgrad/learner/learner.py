@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from classgrad import defaults, devices, networks
 from classgrad.benchmarks.transforms import Normalise
 from classgrad.checkpoints import CheckpointManager, Loaded, Lock, Store
-from classgrad.checkpoints.errors import understood
+from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.checkpoints.manager import FOLDER
 from classgrad.data.pictures import as_pictures
 from classgrad.errors import UserError, unknown
-from classgrad.learner.drift import Reference, take
+from classgrad.learner.drift import Reference, take_reference
 from classgrad.learner.forecast import LayerForecast, forecast_all
-from classgrad.learner.inputs import Data, Images, as_split, divided
+from classgrad.learner.inputs import Data, Images, as_split, split_off_validation
 from classgrad.learner.learnt import LearntTask
 from classgrad.methods import METHODS
 from classgrad.methods.base import Method
@@ -31,7 +31,7 @@ from classgrad.methods.projection.cgp import CGP
 from classgrad.networks.adapted import adapted
 from classgrad.networks.network import Network
 from classgrad.prediction.accuracy import ClassPrototypes, inputs
-from classgrad.prediction.calibration import KINDS, Prediction, calibrated, predictions
+from classgrad.prediction.calibration import SCORES, Prediction, calibrate, predictions
 from classgrad.seeds import generator
 from classgrad.tasks import Split, Task, Transform, digest, unchanged
 from classgrad.training.config import Training
@@ -112,7 +112,7 @@ class Learner:
         self.training = training or DEFAULT_TRAINING
         self.valid_fraction, self.keeps_prototypes, self.seed = valid_fraction, prototypes, seed
         self.device, self.precision = devices.resolve_device(device), precision
-        self.defaults = defaults.newest()  # version of those that it was made with
+        self.defaults = defaults.newest_version()  # version of those that it was made with
         self.input_shape: tuple[int, ...] = ()  # of one input, known from the first task on
         self.tasks: list[LearntTask] = []
         self.session: Session | None = None  # from the first task on
@@ -165,14 +165,14 @@ class Learner:
         if task.id < len(self.tasks):
             return self.tasks[task.id]
         if self.keeps_prototypes:
-            warn_of_single_images(task)
+            warn_about_single_images(task)
         if folder is not None:
             checkpoints = checkpoints or CheckpointManager(folder / LEARNING)
         before = self.state_dict()
         try:
             with Lock(folder) if folder is not None else nullcontext():
                 if folder is not None:
-                    self._refuse_overtaken(folder)
+                    self._refuse_stale(folder)
                 if fresh and checkpoints is not None:
                     checkpoints.clear()
                 learnt = self._learn(task, checkpoints, observer)
@@ -200,7 +200,7 @@ class Learner:
             raise UserError(f"task '{name}' has two classes of one name: give each its own")
         if valid is None:
             rng = generator(self.seed, "valid", number)
-            split, apart = divided(split, self.valid_fraction, rng)
+            split, apart = split_off_validation(split, self.valid_fraction, rng)
         else:
             apart, _ = as_split(valid, names, self.size, skip_bad)
         shape = tuple(split.images.shape[1:])
@@ -227,22 +227,22 @@ class Learner:
         saved = unfinished_state(checkpoints, len(self.tasks)) if checkpoints else None
         if saved:
             self._refuse_other_task(saved, about)
-            with understood(f"what is kept of task '{task.name}'"):
-                self._take_settings(saved)
+            with raising_bad_checkpoint(f"what is kept of task '{task.name}'"):
+                self._restore_settings(saved)
         session = self._session(task.classes)
         session.training = self.training
         session.add_task(task.classes)
         if saved:
-            with understood(f"what is kept of task '{task.name}'"):
+            with raising_bad_checkpoint(f"what is kept of task '{task.name}'"):
                 loop = {"method": saved["memory"], "unfinished": saved["unfinished"]}
                 session.load_state_dict({**loop, "tasks": len(session.net.heads)}, ())
         session.learn_task(
             task,
             observer=observer,
             checkpoints=checkpoints,
-            whole_state=partial(self._unfinished, about),
+            full_state=partial(self._unfinished_state, about),
         )
-        self.tasks.append(self._measured(session, task, time.perf_counter() - began))
+        self.tasks.append(self._summary(session, task, time.perf_counter() - began))
         return self.tasks[-1]
 
     def _session(self, classes: int) -> Session:
@@ -264,14 +264,14 @@ class Learner:
         return self.session
 
     @torch.no_grad()
-    def _measured(self, session: Session, task: Task, seconds: float) -> LearntTask:
+    def _summary(self, session: Session, task: Task, seconds: float) -> LearntTask:
         """Return what is worth knowing of a task that was just learnt; keep its prototypes."""
         if self.keeps_prototypes:
-            session.prototypes.learn(session.net, task)
+            session.prototypes.add_task(session.net, task)
         sharpness, accuracy = {}, None
-        for kind in KINDS if self.keeps_prototypes else ["confidence"]:
+        for kind in SCORES if self.keeps_prototypes else ["confidence"]:
             scores = self._valid_scores(kind, task)
-            sharpness[kind] = calibrated(scores, task.valid.labels)
+            sharpness[kind] = calibrate(scores, task.valid.labels)
             if kind == "confidence" and len(task.valid):
                 correct = scores.argmax(1) == task.valid.labels
                 accuracy = 100 * float(correct.cpu().double().mean())
@@ -294,7 +294,7 @@ class Learner:
         known = self.prototypes[task.id] if kind == "prototypes" else None
         net = self.net.eval()
         batches = inputs(net, task.valid, task.transform)
-        return torch.cat([KINDS[kind](net, x, task.id, known) for _, x in batches])
+        return torch.cat([SCORES[kind](net, x, task.id, known) for _, x in batches])
 
     # Answering.
 
@@ -312,11 +312,11 @@ class Learner:
         Images are paths, a folder, Pillow's, or a tensor of one or several. With a larger batch
         size predictions are faster, and may differ in their last digits with what comes together.
         """
-        if by not in KINDS:
-            raise unknown("way to predict", by, KINDS)
+        if by not in SCORES:
+            raise unknown("way to predict", by, SCORES)
         if by == "prototypes" and not self.keeps_prototypes:
             raise UserError("this learner keeps no prototypes: predict by confidence")
-        numbers = range(len(self.tasks)) if task is None else [self.number(task)]
+        numbers = range(len(self.tasks)) if task is None else [self.task_number(task)]
         self.net.eval()
         known = self.prototypes if by == "prototypes" else None
         return [
@@ -346,16 +346,16 @@ class Learner:
 
         It holds the images, and is yours to keep: it is no part of what `save` saves.
         """
-        return take(self, images, task)
+        return take_reference(self, images, task)
 
-    def number(self, task: str) -> int:
+    def task_number(self, task: str) -> int:
         """Return the number of a task, 0 the first."""
         names = [learnt.name for learnt in self.tasks]
         if task not in names:
             raise unknown("task", task, names)
         return names.index(task)
 
-    def room(self) -> list[LayerForecast]:
+    def forecast(self) -> list[LayerForecast]:
         """Return how much of each layer is in use, and for how many classes the rest will do."""
         return forecast_all({room.name: room.dimension for room in self.method.room()}, self.tasks)
 
@@ -366,7 +366,7 @@ class Learner:
         The class's row of the head and its prototypes are set to zero. Directions stay protected:
         later classes may need those that came with it, and their data are gone.
         """
-        number = self.number(task)
+        number = self.task_number(task)
         learnt = self.tasks[number]
         left = [one for one in learnt.class_names if one not in learnt.forgotten]
         if name not in left:
@@ -385,7 +385,7 @@ class Learner:
     def save(self, folder: Path | str) -> None:
         """Save everything in a folder; what was saved there before by this learner is replaced."""
         with Lock(folder):
-            self._refuse_overtaken(Path(folder))
+            self._refuse_stale(Path(folder))
             self.net  # noqa: B018  # says so if nothing was learnt
             self._store(Path(folder)).save(self.state_dict())
 
@@ -406,19 +406,19 @@ class Learner:
         store = Store(folder / FOLDER)
         loaded = read_state(folder, store)
         state = loaded.state
-        with understood(f"what is kept in '{folder}'"):
+        with raising_bad_checkpoint(f"what is kept in '{folder}'"):
             if state["network"] is None and trunk is None:
                 raise UserError("this learner has a trunk of your own: give it again", hint="model")
-            version = defaults.check(state.get("defaults", 1))
+            version = defaults.check_version(state.get("defaults", 1))
             options = {**defaults.of(KIND, version), **state}
             learner = cls(
                 trunk if state["network"] is None else None,
-                restored_method(state["method"], method, version),
+                restore_method(state["method"], method, version),
                 network=state["network"],
-                network_options=restored_network(state, version),
+                network_options=restore_network_options(state, version),
                 embedding=state["embedding"],
                 size=options["size"],
-                training=defaults.restored("training", Training, state["training"], version),
+                training=defaults.restore("training", Training, state["training"], version),
                 valid_fraction=options["valid_fraction"],
                 prototypes=options["keeps_prototypes"],
                 seed=options["seed"],
@@ -469,7 +469,7 @@ class Learner:
         """Bring a learner with the settings of a state to that state."""
         self.tasks = [LearntTask(**task) for task in state["tasks"]]
         self.input_shape = tuple(state["input_shape"])
-        self._refuse_parts(state)
+        self._refuse_mismatch(state)
         self.method = self.method.replace()
         self.session = None
         if state["net"] is None:
@@ -481,12 +481,12 @@ class Learner:
         session.load_state_dict({**parts, "method": state["memory"]}, classes)
         session.prototypes = ClassPrototypes()
         for task, means in zip(self.tasks, state["prototypes"], strict=self.keeps_prototypes):
-            session.prototypes.enter(task.class_names, means.to(self.device))
+            session.prototypes.add(task.class_names, means.to(self.device))
         layers = {room.name for room in self.method.room()}
         if any(task.ranks.keys() != layers for task in self.tasks):
             raise ValueError("the layers of tasks are not those of the method")
 
-    def _unfinished(self, about: dict[str, str], loop: dict[str, Any]) -> dict[str, Any]:
+    def _unfinished_state(self, about: dict[str, str], loop: dict[str, Any]) -> dict[str, Any]:
         """Return all that is needed to resume in the middle of a task."""
         return {
             **about,
@@ -499,8 +499,8 @@ class Learner:
 
     def _refuse_other_task(self, saved: Mapping[str, Any], about: dict[str, str]) -> None:
         """Refuse to resume a task that is not this one, or was begun with other settings."""
-        here = self._known_by({**about, **self._unfinished({}, {})})
-        there = self._known_by(saved)
+        here = self._identity({**about, **self._unfinished_state({}, {})})
+        there = self._identity(saved)
         other = [name for name, value in here.items() if there.get(name) != value]
         if other:
             raise UserError(
@@ -509,40 +509,40 @@ class Learner:
                 hint="fresh",
             )
 
-    def _known_by(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def _identity(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return what an unfinished task is known by: settings that were given, and data."""
-        version = defaults.check(state.get("defaults", 1))
+        version = defaults.check_version(state.get("defaults", 1))
         names = ("task", "data", "network", "seed", "precision", "tasks", "forgotten")
         settings = dict(state["method"])
         method = settings.pop("name")
         network, options = state["network"], dict(state["network_options"])
         if network in networks.NETWORKS:
             kind = networks.NETWORKS[network].Options
-            options = defaults.given(f"network {network}", kind, options, version)
-        given = defaults.given(f"method {method}", type(self.method), settings, version)
+            options = defaults.non_default(f"network {network}", kind, options, version)
+        given = defaults.non_default(f"method {method}", type(self.method), settings, version)
         return {
             **{name: state.get(name) for name in names},
             "method": {"name": method, **given},
-            "training": defaults.given("training", Training, state["training"], version),
+            "training": defaults.non_default("training", Training, state["training"], version),
             "network_options": options,
         }
 
-    def _take_settings(self, saved: Mapping[str, Any]) -> None:
+    def _restore_settings(self, saved: Mapping[str, Any]) -> None:
         """Have the values that an unfinished task was begun with, which may be older defaults."""
-        version = defaults.check(saved.get("defaults", 1))
-        self.training = defaults.restored("training", Training, saved["training"], version)
+        version = defaults.check_version(saved.get("defaults", 1))
+        self.training = defaults.restore("training", Training, saved["training"], version)
         if self.session is None:
             settings = {n: v for n, v in saved["method"].items() if n != "name"}
             kind, key = type(self.method), f"method {self.method.name}"
-            self.method = defaults.restored(key, kind, settings, version)
-            self.network_options = restored_network(saved, version)
+            self.method = defaults.restore(key, kind, settings, version)
+            self.network_options = restore_network_options(saved, version)
             self.defaults = version
 
-    def _refuse_parts(self, state: Mapping[str, Any]) -> None:
+    def _refuse_mismatch(self, state: Mapping[str, Any]) -> None:
         """Refuse a state whose parts are not of the same tasks."""
         if any(type(size) is not int or size < 1 for size in self.input_shape):
             raise ValueError("the shape of inputs is none")
-        kinds = KINDS if self.keeps_prototypes else ["confidence"]
+        kinds = SCORES if self.keeps_prototypes else ["confidence"]
         if any(task.sharpness.keys() != set(kinds) for task in self.tasks):
             raise ValueError("tasks are calibrated for other ways to predict")
         counts = [len(task.class_names) for task in self.tasks]
@@ -553,16 +553,16 @@ class Learner:
         """Return the store of a folder: it knows what this learner has loaded and saved there."""
         return self.stores.setdefault(folder.resolve(), Store(folder / FOLDER))
 
-    def _refuse_overtaken(self, folder: Path) -> None:
+    def _refuse_stale(self, folder: Path) -> None:
         """Refuse to save over what this learner has not seen."""
-        if self._store(folder).overtaken():
+        if self._store(folder).is_stale():
             raise UserError(
                 f"'{folder}' holds a learner that this one did not come from, or that has learnt "
                 "more since: load it from there, or give another folder"
             )
 
 
-def warn_of_single_images(task: Task) -> None:
+def warn_about_single_images(task: Task) -> None:
     """Warn of classes whose prototypes, means over a class, are those of one image."""
     counts = torch.bincount(task.train.labels.cpu(), minlength=task.classes).tolist()
     alone = [name for name, count in zip(task.class_names, counts, strict=True) if count == 1]
@@ -594,7 +594,7 @@ def unfinished_state(checkpoints: CheckpointManager, learnt: int) -> dict[str, A
     return None if loaded is None or loaded.state.get("tasks", learnt) < learnt else loaded.state
 
 
-def restored_method(values: Mapping[str, Any], own: Method | None, version: int) -> Method:
+def restore_method(values: Mapping[str, Any], own: Method | None, version: int) -> Method:
     """Return the method of a state with the settings it was saved with; your own is given."""
     settings = dict(values)
     name = settings.pop("name")
@@ -604,16 +604,16 @@ def restored_method(values: Mapping[str, Any], own: Method | None, version: int)
         return own
     if name not in METHODS:
         raise unknown("method", name, METHODS)
-    return defaults.restored(f"method {name}", METHODS[name], settings, version)
+    return defaults.restore(f"method {name}", METHODS[name], settings, version)
 
 
-def restored_network(state: Mapping[str, Any], version: int) -> dict[str, Any]:
+def restore_network_options(state: Mapping[str, Any], version: int) -> dict[str, Any]:
     """Return the options of a state's network, with those that were not given as they were then."""
     name, options = state["network"], state["network_options"]
     if name is None or name not in networks.NETWORKS:
         return dict(options)
     kind = networks.NETWORKS[name].Options
-    restored = defaults.restored(f"network {name}", kind, options, version).model_dump()
-    usual, given = kind().model_dump(), kind.brought_up_to_date(options)
+    restored = defaults.restore(f"network {name}", kind, options, version).model_dump()
+    usual, given = kind().model_dump(), kind.migrate(options)
     older = {option: value for option, value in restored.items() if value != usual[option]}
     return {**given, **{option: value for option, value in older.items() if option not in given}}

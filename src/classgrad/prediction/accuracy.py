@@ -28,11 +28,11 @@ class ClassPrototypes:
     tasks: list[Tensor] = field(default_factory=list)  # per task: the class id of each output
     prototypes: list[Tensor] = field(default_factory=list)  # per task: unit class means
 
-    def learn(self, net: Network, task: Task) -> None:
+    def add_task(self, net: Network, task: Task) -> None:
         """Take in a task that was just learnt."""
-        self.enter(task.class_names, class_means(net, task))
+        self.add(task.class_names, class_means(net, task))
 
-    def enter(self, class_names: Sequence[str], means: Tensor) -> None:
+    def add(self, class_names: Sequence[str], means: Tensor) -> None:
         """Take in the classes of a task with their unit means."""
         ids = [self.class_ids.setdefault(n, len(self.class_ids)) for n in class_names]
         self.tasks.append(torch.tensor(ids).to(means.device))
@@ -62,7 +62,7 @@ def evaluate(
         logits = net.classify(features, task.id)[:, : task.classes]
         correct[0, index] = is_correct(logits.argmax(1) == test.labels[index])
         if task_free:
-            by_confidence, by_prototype = guess(net, known, x, task.id, features)
+            by_confidence, by_prototype = predict_task_free(net, known, x, task.id, features)
             correct[1, index] = is_correct(by_confidence == wanted[index])
             correct[2, index] = is_correct(by_prototype == wanted[index])
     task_known, by_confidence, by_prototype = world().sum(correct)
@@ -73,7 +73,7 @@ def evaluate(
     return Score(_percent(task_known), by_class, _percent(by_confidence), _percent(by_prototype))
 
 
-def guess(
+def predict_task_free(
     net: Network, known: ClassPrototypes, x: Tensor, own: int, features: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the class ids that confidence and prototypes choose among all tasks learnt so far.

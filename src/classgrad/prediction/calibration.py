@@ -63,7 +63,7 @@ class Prediction:
         return self.ranking[0].probability
 
 
-def calibrated(scores: Tensor, labels: Tensor) -> float:
+def calibrate(scores: Tensor, labels: Tensor) -> float:
     """Return 1 / T for which the labels are the likeliest: -Σ log softmax(scores / T) is convex.
 
     Of n samples one in n + 2 counts as any class, or T would be 0 where all are right (Platt 1999).
@@ -100,7 +100,7 @@ def scores_by_prototype(net: Network, x: Tensor, task: int, prototypes: Tensor |
 
 
 Scores = Callable[[Network, Tensor, int, Tensor | None], Tensor]
-KINDS: dict[str, Scores] = {"confidence": scores_by_head, "prototypes": scores_by_prototype}
+SCORES: dict[str, Scores] = {"confidence": scores_by_head, "prototypes": scores_by_prototype}
 
 
 def probabilities(scores: Tensor, sharpness: float, forgotten: list[int]) -> Tensor:
@@ -110,7 +110,7 @@ def probabilities(scores: Tensor, sharpness: float, forgotten: list[int]) -> Ten
     return scores.softmax(1)
 
 
-def ranked(guesses: list[Guess]) -> Prediction:
+def rank_guesses(guesses: list[Guess]) -> Prediction:
     """Put the likeliest first; of equal ones the class that was learnt first."""
     order = sorted(range(len(guesses)), key=lambda number: -guesses[number].probability)
     return Prediction(tuple(guesses[number] for number in order))
@@ -132,11 +132,11 @@ def predictions(
         gone = [about.class_names.index(name) for name in about.forgotten]
         if len(gone) == len(about.class_names):
             continue
-        scores = KINDS[by](net, x, number, known)[:, : len(about.class_names)]
+        scores = SCORES[by](net, x, number, known)[:, : len(about.class_names)]
         for row, values in enumerate(probabilities(scores, about.sharpness[by], gone).tolist()):
             guesses[row] += [
                 Guess(name, about.name, value)
                 for name, value in zip(about.class_names, values, strict=True)
                 if name not in about.forgotten
             ]
-    return [ranked(row) for row in guesses]
+    return [rank_guesses(row) for row in guesses]

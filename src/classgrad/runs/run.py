@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from classgrad import benchmarks, devices, networks
 from classgrad.checkpoints import CheckpointManager, Lock
-from classgrad.checkpoints.errors import understood
+from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.checkpoints.manager import FOLDER
-from classgrad.distributed import number_of, started_before, world
+from classgrad.distributed import env_count, restart_count, world
 from classgrad.errors import UserError, shown
 from classgrad.methods import METHODS
 from classgrad.methods.base import Method
@@ -45,7 +45,7 @@ from classgrad.training.loop import LossNotFinite, Observer, Progress
 from classgrad.training.session import Session
 
 ONE_FOLDER = "give a folder for results that all of them see"
-PATIENCE = 60.0  # seconds for a file of one process to be seen by others
+FILE_TIMEOUT = 60.0  # seconds for a file of one process to be seen by others
 # What accuracies go by in saved states.
 SAVED_SCORES = {"given": "task_known", "confident": "by_confidence", "nearest": "by_prototype"}
 
@@ -158,7 +158,7 @@ class Run:
         device: torch.device | str = "cpu",
         tensorboard: bool = False,
     ) -> None:
-        self.device = own_device(device)
+        self.device = process_device(device)
         self.stream, self.folder = stream.to(self.device), folder
         if folder is not None:
             refuse_stateless(type(plan.method))
@@ -176,7 +176,7 @@ class Run:
         refuse_several_processes(plan, self.stream)
         if world().size > 1:
             same = {"the settings": plan.as_dict(), "the data": self.fingerprint}
-            world().refuse_differences({**versions_that_count(), **same})
+            world().refuse_differences({**compared_versions(), **same})
         options = plan.network_options.model_dump()
         shape = self.stream.input_shape
         if plan.trunk is not None:
@@ -248,7 +248,7 @@ class Run:
             if loaded:
                 for warning in loaded.warnings:
                     tell(f"{warning}; going on from the one before")
-                with understood(f"what is kept in '{self.folder}'"):
+                with raising_bad_checkpoint(f"what is kept in '{self.folder}'"):
                     self.load_state_dict(loaded.state)
                 tell(f"{self.method.name}: going on with task {len(self.scores) + 1}")
             record = self.execute(observer)
@@ -290,18 +290,18 @@ class Run:
         if not session.unfinished:
             session.add_task(task.classes)
             if self.net.shared_head and not self.method.joint:
-                self.measure_ahead(number)
+                self.measure_before_learning(number)
         session.learn_task(
-            task, observer=self.observe, checkpoints=self.checkpoints, whole_state=self.state_dict
+            task, observer=self.observe, checkpoints=self.checkpoints, full_state=self.state_dict
         )
         with session.clock.phase("evaluate"):
             last = number == len(self.stream) - 1
-            for learnt in self.learnt_now(task, last):
-                session.prototypes.learn(self.net, learnt)
+            for learnt in self.newly_learnt(task, last):
+                session.prototypes.add_task(self.net, learnt)
             seen = range(number + 1) if last or not self.method.joint else range(0)
             task_free = last or self.plan.training.task_free == "every"
             self.scores.append([self.score(j, task_free) for j in seen])
-        self.summarise()
+        self.update_record()
 
     def observe(self, at: Progress) -> None:
         """Count a step of training, and tell whoever watches."""
@@ -316,7 +316,7 @@ class Run:
         share = at.step / at.steps
         return share if self.method.joint else (at.task + share) / len(self.stream)
 
-    def learnt_now(self, task: Task, last: bool) -> Sequence[Task]:
+    def newly_learnt(self, task: Task, last: bool) -> Sequence[Task]:
         """Return the tasks the network knows since this one: all at the end of a joint method."""
         if not self.method.joint:
             return [task]
@@ -329,7 +329,7 @@ class Run:
         task, test = self.stream[number], self.stream.test(number)
         return evaluate(self.net, self.session.prototypes, task, test, task_free=task_free)
 
-    def measure_ahead(self, number: int) -> None:
+    def measure_before_learning(self, number: int) -> None:
         """Measure a task before it is learnt, which a head shared by all tasks allows."""
         with self.session.clock.phase("evaluate"):
             if number == 0:
@@ -341,7 +341,7 @@ class Run:
                 here = self.stream[number], self.stream.test(number)
                 self.before.append(accuracy(self.net, 0, *here))
 
-    def summarise(self) -> None:
+    def update_record(self) -> None:
         """Bring the record up to date with what was measured."""
         record = self.record
         task_known = self.matrix("task_known")
@@ -439,7 +439,7 @@ class Run:
             self._begin(saved)
         session = self.session
         session.load_state_dict(state, [task.classes for task in self.stream])
-        session.prototypes = ClassPrototypes(**devices.moved(state["judge"], self.device))
+        session.prototypes = ClassPrototypes(**devices.to_device(state["judge"], self.device))
         self.scores = [
             [
                 Score(**{SAVED_SCORES.get(name, name): value for name, value in score.items()})
@@ -473,10 +473,10 @@ class Run:
         differences = []
         if not self.plan.describes(values):
             other = identity(values, type(self.plan.method))
-            names = [name for name, _, _ in differing(other, self.plan.identity())]
+            names = [name for name, _, _ in nested_differences(other, self.plan.identity())]
             differences = [
                 f"{name} {there} there, {here} here"
-                for name, there, here in differing(values, self.plan.as_dict())
+                for name, there, here in nested_differences(values, self.plan.as_dict())
                 if name in names
             ]
         if data and data != self.fingerprint:
@@ -496,14 +496,14 @@ class Run:
             world().on_main_process(partial(write, self.record, self.folder))
 
 
-def differing(
+def nested_differences(
     there: Mapping[str, Any], here: Mapping[str, Any], name: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield the values that differ in nested dicts, with dotted names; None for one not there."""
     for key in {**there, **here}:
         label, old, new = f"{name}.{key}" if name else key, there.get(key), here.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from differing(old, new, label)
+            yield from nested_differences(old, new, label)
         elif old != new:
             yield label, old, new
 
@@ -517,13 +517,13 @@ def write(record: RunRecord, folder: Path) -> None:
         raise UserError(f"the record cannot be written to '{folder}': {error}") from None
 
 
-def forget(folders: Iterable[Path]) -> None:
+def remove_runs(folders: Iterable[Path]) -> None:
     """Remove records and states of runs, so that all of them are learnt again.
 
     Not if torchrun has started the processes again: it does so with the same words, and what they
     have learnt since is not to be forgotten.
     """
-    if started_before():
+    if restart_count():
         return
     with ExitStack() as all_locks:
         folders = list(folders)
@@ -548,16 +548,16 @@ def locking(folder: Path) -> Iterator[None]:
     world().on_main_process(lock.__enter__)
     try:
         if world().size > 1:
-            sight = {f"whether they see '{folder}'": seen(lock.path)}
+            sight = {f"whether they see '{folder}'": wait_for_file(lock.path)}
             world().refuse_differences(sight, ONE_FOLDER)
         yield
     finally:
         lock.release()
 
 
-def seen(path: Path) -> bool:
+def wait_for_file(path: Path) -> bool:
     """Tell whether there is such a file; a network filesystem may take a while to show it."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + FILE_TIMEOUT
     while True:
         with suppress(OSError):
             if path.name in os.listdir(path.parent):  # what is listed is asked for anew
@@ -570,7 +570,7 @@ def seen(path: Path) -> bool:
 # Several processes.
 
 
-def own_device(name: torch.device | str) -> torch.device:
+def process_device(name: torch.device | str) -> torch.device:
     """Return the device by this name; of several processes each has one of its own."""
     device = devices.resolve_device(name)
     if world().size == 1 or device.type == "cpu":
@@ -579,7 +579,7 @@ def own_device(name: torch.device | str) -> torch.device:
         raise UserError(
             f"device '{name}' is for one process: give cpu, or cuda for a device of each"
         )
-    here, count = number_of("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
+    here, count = env_count("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
     if here > count:
         raise UserError(f"{here} processes share this machine's {count} GPUs: start one for each")
     own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -615,10 +615,10 @@ def refuse_other_processes(plans: list[Plan], **options: object) -> None:
     """Refuse processes that were started with other words, or with other versions."""
     words = {f"--{name}": value for name, value in options.items()}
     settings = [plan.as_dict() for plan in plans]
-    world().refuse_differences({**versions_that_count(), "the settings": settings, **words})
+    world().refuse_differences({**compared_versions(), "the settings": settings, **words})
 
 
-def versions_that_count() -> dict[str, str]:
+def compared_versions() -> dict[str, str]:
     """Return the versions that have to be the same in all processes."""
     installed = versions()
     return {f"the version of {name}": installed[name] for name in ("python", "classgrad", "torch")}

@@ -45,7 +45,7 @@ class Plan:
     recipe: str
     training: Training
     seed: int
-    defaults: int = field(default_factory=defaults.newest)
+    defaults: int = field(default_factory=defaults.newest_version)
     trunk: nn.Module | None = field(default=None, compare=False, repr=False)  # a user's own
 
     def as_dict(self) -> dict[str, Any]:
@@ -68,8 +68,8 @@ class Plan:
 
         A method that is not in the table has to be given.
         """
-        version = defaults.check(values.get("defaults", 1))
-        kinds = kinds_of(values, method)
+        version = defaults.check_version(values.get("defaults", 1))
+        kinds = settings_types(values, method)
         if kinds["method"][1] is Settings:
             raise unknown("method", values["method"]["name"], methods.METHODS)
         if kinds["network_options"][1] is Settings:
@@ -78,7 +78,7 @@ class Plan:
         def settings(part: str) -> Any:
             key, kind = kinds[part]
             given = {name: value for name, value in values[part].items() if name != "name"}
-            return defaults.restored(key, kind, given, version)
+            return defaults.restore(key, kind, given, version)
 
         made = kinds["benchmark_options"][1] is Settings
         return cls(
@@ -120,8 +120,8 @@ class Plan:
         """
         kind = type(self.method)
         own = identity(self.as_dict(), kind, version=1)
-        for part, (key, settings) in kinds_of(own, kind).items():
-            own[part] = defaults.first_form(key, settings, own[part])
+        for part, (key, settings) in settings_types(own, kind).items():
+            own[part] = defaults.in_first_version(key, settings, own[part])
         text = json.dumps(own, sort_keys=True)
         return self.folder_prefix() + hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -131,7 +131,7 @@ class Plan:
         return f"{title}-{self.method.name}-seed{self.seed}-"
 
 
-def kinds_of(
+def settings_types(
     values: Mapping[str, Any], method: type[Method] | None = None
 ) -> dict[str, tuple[str, type[Settings]]]:
     """Return for each part of a plan's values its key in the defaults, and its settings.
@@ -163,9 +163,9 @@ def identity(
     names = ("benchmark", "network", "recipe", "seed")
     own: dict[str, Any] = {name: values[name] for name in names}
     version = values.get("defaults", 1) if version is None else version
-    for part, (key, kind) in kinds_of(values, method).items():
+    for part, (key, kind) in settings_types(values, method).items():
         rest = {name: value for name, value in values[part].items() if name != "name"}
-        own[part] = defaults.given(key, kind, rest, version)
+        own[part] = defaults.non_default(key, kind, rest, version)
     own["method"]["name"] = values["method"]["name"]
     return own
 
@@ -197,8 +197,8 @@ def make_plan(
     else:
         title, stream_options, made = benchmark.name, NoOptions, benchmark.options
     kind = methods.kind(method) if isinstance(method, str) else type(method)
-    book = recipes.load(recipe)
-    usual = book.network_for(title)
+    loaded_recipe = recipes.load(recipe)
+    usual = loaded_recipe.network_for(title)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UserError(f"seed must be a whole number from 0 on (got {seed!r})")
     trunk = own_trunk(network, seed) if network and not isinstance(network, str) else None
@@ -217,7 +217,7 @@ def make_plan(
         "network_options": options,
         "benchmark_options": stream_options,
     }
-    filled = {part: book.values(part, title, kind.name) for part in parts}
+    filled = {part: loaded_recipe.values(part, title, kind.name) for part in parts}
     if name != usual:  # options and values by layer name were meant for another network
         filled["network_options"] = {}
         plain = {n: v for n, v in filled["method"].items() if not isinstance(v, dict)}
@@ -228,15 +228,15 @@ def make_plan(
         filled["training"] = {**Training.by_name(filled["training"]), **training.given()}
     if not isinstance(benchmark, str):
         filled["benchmark_options"] = {}
-    whose = f"{kind.name} on {title} with {name}"
-    filled = assigned(parts, filled, values or {}, whose)
+    context = f"{kind.name} on {title} with {name}"
+    filled = assign_values(parts, filled, values or {}, context)
     return Plan(
         benchmark=title,
         benchmark_options=made or stream_options(**filled["benchmark_options"]).model_dump(),
         method=kind(**filled["method"]),
         network=name,
         network_options=options(**filled["network_options"]),
-        recipe=book.name,
+        recipe=loaded_recipe.name,
         training=Training(**filled["training"]),
         seed=seed,
         trunk=trunk,
@@ -257,11 +257,11 @@ def own_trunk(network: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Mod
     return trunk
 
 
-def assigned(
+def assign_values(
     parts: Mapping[str, type[Settings]],
     filled: Mapping[str, dict[str, Any]],
     values: Mapping[str, Any],
-    whose: str,
+    context: str,
 ) -> dict[str, dict[str, Any]]:
     """Return what is filled in for each part, with given values in the part that has the name."""
     found = dict(filled)
@@ -270,7 +270,7 @@ def assigned(
         owner = next((part for part, settings in parts.items() if settings.accepts(name)), None)
         if owner is None:
             known = [name for settings in parts.values() for name in settings.names()]
-            raise unknown(f"setting for {whose}", name, known)
+            raise unknown(f"setting for {context}", name, known)
         settings = parts[owner]
         word = settings.field_of(name)
         if given.setdefault(word, name) != name:
