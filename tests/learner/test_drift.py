@@ -133,11 +133,20 @@ def test_what_is_wrong_is_said_in_one_line(learner, tmp_path):
     other.learn("one", points(2), classes=["a", "b"])
     (tmp_path / "text").write_text("no tensors")
     for call, message in [
-        (lambda: learner.reference(x[:, :4], "one"), "shape (40, 4) are not of (30,)"),
-        (lambda: learner.reference(x[0, 0], "one"), "shape () are not of (30,)"),
+        (
+            lambda: learner.reference(x[:, :4], "one"),
+            "shape (40, 4) cannot be used: give one or several of shape (30,)",
+        ),
+        (
+            lambda: learner.reference(x[0, 0], "one"),
+            "shape () cannot be used: give one or several of shape (30,)",
+        ),
         (lambda: learner.reference(x[:0], "one"), "at least one"),
         (lambda: learner.reference(x, "ten"), "unknown task 'ten'"),
-        (lambda: leakage(learner, odd), "shape (2, 4) are not of (30,)"),
+        (
+            lambda: leakage(learner, odd),
+            "shape (2, 4) cannot be used: give one or several of shape (30,)",
+        ),
         (lambda: leakage(learner, lost), "unknown task 'ten'"),
         (lambda: leakage(other, reference), "of another learner: task 'one'"),
         (lambda: Reference.load(tmp_path / "none"), "no reference at"),

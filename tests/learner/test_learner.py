@@ -214,13 +214,16 @@ def test_validation_data_can_be_given():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Learner(), "one of both"),
-        (lambda: Learner(trunk(), network="mlp"), "one of both"),
+        (lambda: Learner(), "give either a trunk of your own or the name of a network"),
+        (
+            lambda: Learner(trunk(), network="mlp"),
+            "give either a trunk of your own or the name of a network",
+        ),
         (lambda: Learner(network="lenet9"), "lenet9"),
         (lambda: small().predict(points(1)[0]), "nothing was learnt yet"),
         (lambda: small().learn("one", (points(1)[0], points(1)[1].float())), "whole number"),
         (lambda: small().learn("one", []), "empty"),
-        (lambda: small().learn("one", 3), "not understood"),
+        (lambda: small().learn("one", 3), "training data of this type cannot be used"),
         (lambda: small().learn("one", points(1), classes=["x", "x"]), "two classes"),
         (lambda: small().learn("one", points(1), classes=["x"]), "outside 0..0"),
         (lambda: small().learn("one", (points(1)[0][:, :5], points(1)[1])), "takes no inputs"),
@@ -257,7 +260,7 @@ def test_another_trunk_or_method_than_that_of_the_state_is_refused(learner, tmp_
     deeper = built(lambda: nn.Sequential(*trunk(), nn.Linear(20, 20)))
     with pytest.raises(UserError, match=r"trunk\.4"):
         Learner.load(tmp_path, trunk=deeper)
-    with pytest.raises(UserError, match="learns by cgp, not by gpm"):
+    with pytest.raises(UserError, match="method is cgp, not gpm"):
         Learner.load(tmp_path, trunk=trunk(), method=GPM())
     assert "\n" not in str(error.value)
 
@@ -297,7 +300,7 @@ def test_the_state_holds_no_training_image(learner, tmp_path):
 def test_a_class_of_one_image_is_warned_of_and_prototypes_can_be_left_out(tmp_path):
     x, y = points(1)
     few = (torch.cat([x[::2], x[1:2]]), torch.cat([y[::2], y[1:2]]))
-    with pytest.warns(UserWarning, match="class '1' of task 'one' has one image"):
+    with pytest.warns(UserWarning, match="class '1' of task 'one' has one training image"):
         small().learn("one", few)
     with pytest.raises(UserError, match="similarity=1"):
         small(prototypes=False)
@@ -307,7 +310,7 @@ def test_a_class_of_one_image_is_warned_of_and_prototypes_can_be_left_out(tmp_pa
     plain.save(tmp_path)
     again = Learner.load(tmp_path, trunk=trunk())
     assert named(again.predict(points(2)[0][:2], task="two")) == [("0", "two"), ("1", "two")]
-    with pytest.raises(UserError, match="keeps no prototypes"):
+    with pytest.raises(UserError, match="this learner has no prototypes"):
         again.predict(x, by="prototypes")
     from safetensors.torch import load_file
 
