@@ -152,8 +152,8 @@ def test_what_is_wrong_is_said_in_one_line(learner, tmp_path):
         (lambda: Reference.load(tmp_path / "none"), "no reference at"),
         (lambda: Reference.load(tmp_path), "no reference at"),
         (lambda: Reference.load(tmp_path / "text"), "is not a reference"),
-        (lambda: reference.save(tmp_path / "no" / "file"), "not a file in a folder"),
-        (lambda: reference.save(tmp_path), "not a file in a folder"),
+        (lambda: reference.save(tmp_path / "no" / "file"), "give a file in an existing folder"),
+        (lambda: reference.save(tmp_path), "give a file in an existing folder"),
     ]:
         with pytest.raises(UserError) as error:
             call()

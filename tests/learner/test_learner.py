@@ -252,10 +252,10 @@ def test_wrong_calls_of_a_learner_that_has_learnt_are_told(learner):
 
 def test_another_trunk_or_method_than_that_of_the_state_is_refused(learner, tmp_path):
     learner.save(tmp_path)
-    with pytest.raises(UserError, match="trunk=") as error:
+    with pytest.raises(UserError, match="trunk of your own: give it again") as error:
         Learner.load(tmp_path)
     wider = built(lambda: nn.Sequential(nn.Linear(6, 41), nn.ReLU(), nn.Linear(41, 20), nn.ReLU()))
-    with pytest.raises(UserError, match=r"'trunk\.0\.weight' is of shape"):
+    with pytest.raises(UserError, match=r"'trunk\.0\.weight' has shape"):
         Learner.load(tmp_path, trunk=wider)
     deeper = built(lambda: nn.Sequential(*trunk(), nn.Linear(20, 20)))
     with pytest.raises(UserError, match=r"trunk\.4"):

@@ -69,7 +69,7 @@ class Reference:
         """Write images and logits to one safetensors file; replace an existing one."""
         path = Path(path)
         if path.is_dir() or not path.parent.is_dir():
-            raise UserError(f"'{shown(path)}' is not a file in an existing folder: give another")
+            raise UserError(f"'{shown(path)}' cannot be written: give a file in an existing folder")
         tensors = {"images": self.images.contiguous(), "logits": self.logits.contiguous()}
         about = {NAME: json.dumps({"task": self.task, "identity": self.identity})}
         write_atomic(path, lambda part: safetensors.torch.save_file(tensors, part, about))

@@ -24,7 +24,7 @@ def as_split(
     """Return images with labels that count from 0, and the names of the classes.
 
     A path is that of a folder with one folder of pictures per class. Labels are whole numbers, with
-    `classes` for names, or names themselves. A dataset is anything that yields (image, label) pairs.
+    `classes` for names, or names themselves. A dataset is anything that has (image, label) pairs.
     """
     if isinstance(data, str | Path):
         pictures = read_class_folders(Path(data), size, skip_bad)

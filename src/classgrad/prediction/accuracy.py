@@ -128,7 +128,7 @@ def class_means(net: Network, task: Task) -> Tensor:
 
 
 def inputs(net: Network, split: Split, transform: Transform):  # type: ignore[no-untyped-def]
-    """Yield (indices, network inputs) for the batches of a split, in order; processes take turns."""
+    """Yield (indices, network inputs) of the batches of a split, in order; processes take turns."""
     dtype = next(net.parameters()).dtype
     for index in world().take_turns(batches(len(split), BATCH)):
         yield index, transform(split.unit_images(index, dtype))
