@@ -127,5 +127,5 @@ def test_each_of_several_processes_has_a_device_of_its_own(monkeypatch):
     with pytest.raises(UserError, match="device 'cuda:1' is for one process: give cpu, or cuda"):
         runs.process_device("cuda:1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    with pytest.raises(UserError, match="3 processes share this machine's 2 GPUs"):
+    with pytest.raises(UserError, match="3 processes for 2 GPUs on this machine"):
         runs.process_device("cuda")
