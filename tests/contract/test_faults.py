@@ -90,7 +90,7 @@ def test_a_full_disk_is_one_line_and_costs_nothing(name, tmp_path, alone, monkey
         write(folder, counter, state)
 
     monkeypatch.setattr(files, "write", full)
-    with pytest.raises(UserError, match="No space left on device; make room") as caught:
+    with pytest.raises(UserError, match="No space left on device; free some space") as caught:
         running.resume()
     assert "\n" not in str(caught.value)
     assert "is intact" in str(caught.value)
