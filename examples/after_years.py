@@ -18,7 +18,7 @@ def main() -> None:
     learner = Learner.load("state")
     for task in learner.tasks:
         print(f"{task.name}, learnt {task.when[:10]}: {', '.join(task.class_names)}")
-    for layer in learner.room():
+    for layer in learner.forecast():
         print(f"layer {layer.name}: {layer.rank} of {layer.dimension} directions in use")
 
     rng = torch.Generator().manual_seed(1)

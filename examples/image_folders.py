@@ -54,7 +54,7 @@ def main() -> None:
     for folder in ("fruit/lime", "fruit/tomato", "more fruit/banana", "more fruit/plum"):
         predictions = learner.predict(f"new/{folder}", by="prototypes")
         print(f"new/{folder}: {', '.join(one.name for one in predictions)}")
-    for layer in learner.room():
+    for layer in learner.forecast():
         print(f"layer {layer.name}: {layer.rank} of {layer.dimension} directions in use")
     print(leakage(learner, Reference.load("tomatoes.safetensors")))
 

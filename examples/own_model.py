@@ -31,7 +31,7 @@ def main() -> None:
     for task in TASKS:
         learnt = learner.learn(task, chosen(train, task))
         print(f"{task}: {learnt.accuracy:.1f} % of the validation images are classified correctly")
-    for layer in learner.room():
+    for layer in learner.forecast():
         print(f"layer {layer.name}: {layer.rank} of {layer.dimension} directions in use")
     for task in TASKS:
         images, names = chosen(test, task)

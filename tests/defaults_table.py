@@ -42,7 +42,7 @@ def of_code() -> dict[str, dict[str, Any]]:
     signature = inspect.signature(Learner.__init__).parameters
     learner = {name: signature[word].default for name, word in LEARNER.items()}
     found = {part: kind().model_dump() for part, kind in kinds().items()}
-    return defaults.plain({**found, "learner": learner})
+    return defaults.as_json({**found, "learner": learner})
 
 
 def changes() -> dict[str, dict[str, Any]]:
@@ -65,9 +65,9 @@ def main() -> None:
         print("nothing has changed")
         return
     table = json.loads(FILE.read_text())
-    table["versions"][str(defaults.newest() + 1)] = new
+    table["versions"][str(defaults.newest_version() + 1)] = new
     FILE.write_text(json.dumps(table, indent=1) + "\n")
-    print(f"version {defaults.newest() + 1}: {new}")
+    print(f"version {defaults.newest_version() + 1}: {new}")
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ class Stop:
     def __call__(self, loop, *given):
         self.seen += 1
         if self.seen == self.number:
-            self.checkpoints.asked = 15
+            self.checkpoints.stop_signal = 15
         return self.step(loop, *given)
 
 

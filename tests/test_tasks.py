@@ -15,7 +15,7 @@ LABELS = torch.tensor([0, 1, 0, 1])
     ("images", "labels", "message"),
     [
         (IMAGES, LABELS[:3], "4 images but 3 labels"),
-        (IMAGES.to(torch.int32), LABELS, "images of type torch.int32"),
+        (IMAGES.to(torch.int32), LABELS, "images cannot be of type torch.int32"),
         (IMAGES, LABELS.float(), "labels are torch.float32"),
         (IMAGES, LABELS[:, None], r"of shape \(4, 1\)"),
     ],

@@ -79,7 +79,7 @@ _MODULES = {
 }
 
 
-if not TYPE_CHECKING:  # else every name would be there, and be Any
+if not TYPE_CHECKING:  # or type checkers would accept any name, as Any
 
     def __getattr__(name: str) -> object:
         if name in _MODULES:

@@ -1,16 +1,16 @@
-"""What a run, a learner or a guard is known by: the settings that differ from the defaults.
+"""Versioned defaults: a run, a learner or a guard is identified by the settings that differ.
 
 `defaults.json` has the defaults of every version, by part: "training", "method cgp", "network mlp",
-"benchmark split-digits". A version holds what changed since the one before. What is written to disk
-says by which version it was made; nothing in it has to be known to a later one but its names, which
-`Settings.renamed` and `Settings.removed` translate. So a setting that is added, renamed or removed,
-and a default that changes, leave what users have on disk as it is:
+"benchmark split-digits". Each version lists only what changed since the one before. Files on disk
+say with which version they were made. Later versions need to know only the names of their settings,
+and `Settings.renamed` and `Settings.removed` translate those. So files stay valid when a setting is
+added, renamed or removed, or when a default changes:
 
-- the same command finds the run it found before, as it gives the same settings;
-- that run goes on with the values it was begun with, whatever the defaults are today.
+- the same command finds the run it found before, because it gives the same settings;
+- that run resumes with the values it was started with, whatever the defaults are now.
 
-A setting that came later stands, in what was made before, for what was done then: its first
-default, or the value under "before" in the table where that is another.
+For files made before a setting existed, the setting has its first default, or the value under
+"before" in the table where the earlier behaviour was a different one.
 """
 
 import json
@@ -28,36 +28,37 @@ Part = dict[str, Any]  # values by the name of their setting
 
 @cache
 def tables() -> tuple[dict[int, dict[str, Part]], dict[str, Part]]:
-    """Return what changed in each version, by part, and values under "before"."""
+    """Return what changed in each version, by part, and the values under "before"."""
     text = resources.files("classgrad").joinpath("defaults.json").read_text(encoding="utf-8")
     content = json.loads(text)
     return {int(number): parts for number, parts in content["versions"].items()}, content["before"]
 
 
-def newest() -> int:
-    """Return the version of the defaults of today."""
+def newest_version() -> int:
+    """Return the version of the current defaults."""
     return max(tables()[0])
 
 
-def check(version: object) -> int:
-    """Return a version that a file gives, or refuse one that only a newer classgrad knows."""
+def check_version(version: object) -> int:
+    """Return the version that a file gives; refuse one that only a newer classgrad knows."""
     if type(version) is not int or version < 1:
-        raise UserError(f"version {version!r} of the defaults is none: the file is damaged")
-    if version > newest():
+        raise UserError(f"{version!r} is not a version of the defaults: the file is damaged")
+    newest = newest_version()
+    if version > newest:
         raise UserError(
-            f"it was made with version {version} of the defaults, newer than {newest()}: update "
+            f"it was made with version {version} of the defaults, newer than {newest}: update "
             "classgrad"
         )
     return version
 
 
 def of(part: str, version: int | None = None) -> Part:
-    """Return the values of a part's settings that were not given, by the names of that version.
+    """Return the defaults of a part in a version, by the names that the settings had then.
 
     >>> of("training", 1)["batch_size"]
     64
     """
-    version = newest() if version is None else version
+    version = newest_version() if version is None else version
     versions, before = tables()
     values: Part = {}
     for number, parts in sorted(versions.items()):
@@ -69,57 +70,70 @@ def of(part: str, version: int | None = None) -> Part:
     return values
 
 
-def _current(part: str, kind: type[Settings], version: int) -> Part:
-    """Return the defaults of a version by the names of today; of a user's own kind, today's."""
-    known = kind.brought_up_to_date(split_lost(kind, of(part, version))[0])
-    own = {
-        name: plain(field.get_default(call_default_factory=True, validated_data={}))
+def _by_current_names(part: str, kind: type[Settings], version: int) -> Part:
+    """Return the defaults of a version by current names.
+
+    Settings that the table does not have, such as those of a user's own class, have the defaults of
+    the class.
+    """
+    in_table = kind.migrate(split_unsupported(kind, of(part, version))[0])
+    of_class = {
+        name: as_json(field.get_default(call_default_factory=True, validated_data={}))
         for name, field in kind.model_fields.items()
     }
-    return {**own, **known}
+    return {**of_class, **in_table}
 
 
-def given(
+def non_default(
     part: str, kind: type[Settings], values: Mapping[str, Any], version: int | None = None
 ) -> Part:
     """Return the settings of a part that differ from the defaults of the version they are of."""
-    version = newest() if version is None else version
-    usual = _current(part, kind, version)
-    kept, lost = split_lost(kind, plain(values))
-    current = kind.brought_up_to_date(kept)
-    return {**lost, **{n: v for n, v in current.items() if n not in usual or usual[n] != v}}
+    version = newest_version() if version is None else version
+    default_values = _by_current_names(part, kind, version)
+    supported, unsupported = split_unsupported(kind, as_json(values))
+    current = kind.migrate(supported)
+    differing = {
+        name: value
+        for name, value in current.items()
+        if name not in default_values or default_values[name] != value
+    }
+    return {**unsupported, **differing}
 
 
-def split_lost(kind: type[Settings], values: Mapping[str, Any]) -> tuple[Part, Part]:
-    """Return the values that today's settings can express, and those that they cannot."""
-    kept, lost = dict(values), {}
+def split_unsupported(kind: type[Settings], values: Mapping[str, Any]) -> tuple[Part, Part]:
+    """Return the values that current settings can express, and those that they cannot."""
+    supported, unsupported = dict(values), {}
     for name in kind.removed.keys() & values.keys():
         try:
             kind.removed[name](values[name])
         except UserError:
-            lost[name] = kept.pop(name)
-    return kept, lost
+            unsupported[name] = supported.pop(name)
+    return supported, unsupported
 
 
-def restored(part: str, kind: type[S], values: Mapping[str, Any], version: int) -> S:
+def restore(part: str, kind: type[S], values: Mapping[str, Any], version: int) -> S:
     """Return settings as they were when a version wrote their values."""
     fields = kind.model_fields
-    usual = {n: v for n, v in _current(part, kind, version).items() if n in fields}
-    return kind(**{**usual, **kind.brought_up_to_date(values)})
+    default_values = {
+        name: value
+        for name, value in _by_current_names(part, kind, version).items()
+        if name in fields
+    }
+    return kind(**{**default_values, **kind.migrate(values)})
 
 
-def first_form(part: str, kind: type[Settings], differing: Mapping[str, Any]) -> Part:
+def in_first_version(part: str, kind: type[Settings], differing: Mapping[str, Any]) -> Part:
     """Return all settings of the first version, with those that differ; newer ones if they do.
 
-    This is what folders of runs are named by, so that the names of the first version stay.
+    Folders of runs are named by this, so that names from the first version stay the same.
     """
     first = tables()[0][1].get(part, {})
     names = {kind.field_of(name): name for name in first}
     return {**first, **{names.get(name, name): value for name, value in differing.items()}}
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON would give it back."""
+def as_json(value: Any) -> Any:
+    """Return a value as it comes back from JSON: mappings as dicts, tuples as lists."""
     if isinstance(value, Mapping):
-        return {str(name): plain(one) for name, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+        return {str(name): as_json(item) for name, item in value.items()}
+    return [as_json(item) for item in value] if isinstance(value, list | tuple) else value

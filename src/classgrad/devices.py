@@ -1,4 +1,4 @@
-"""Where a learner computes: on the processor, or on a graphics device of this machine."""
+"""Devices of this machine: the CPU and its GPUs."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ KINDS = ("cpu", "cuda", "mps")
 
 
 def available() -> list[str]:
-    """Return the devices of this machine."""
-    graphics = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    return ["cpu", *graphics, *(["mps"] if torch.backends.mps.is_available() else [])]
+    """Return the names of this machine's devices."""
+    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    return ["cpu", *gpus, *(["mps"] if torch.backends.mps.is_available() else [])]
 
 
 def resolve_device(device: torch.device | str) -> torch.device:
-    """Return a device of this machine by its name; refuse one that is not there.
+    """Return a device by its name; refuse one that this machine does not have.
 
     >>> resolve_device("cpu")
     device(type='cpu')
@@ -27,25 +27,25 @@ def resolve_device(device: torch.device | str) -> torch.device:
     classgrad.errors.UserError: unknown device 'gpu': did you mean 'cpu'? Known: cpu, cuda, mps
     """
     try:
-        found = torch.device(device)
+        resolved = torch.device(device)
     except (RuntimeError, TypeError):
         raise unknown("device", str(device), KINDS) from None
-    if found.type not in KINDS:
+    if resolved.type not in KINDS:
         raise unknown("device", str(device), KINDS)
-    there = available()
-    if (found.index or 0) >= sum(name.partition(":")[0] == found.type for name in there):
+    names = available()
+    if (resolved.index or 0) >= sum(name.partition(":")[0] == resolved.type for name in names):
         raise UserError(
-            f"device '{shown(device)}' is not on this machine: there is {', '.join(there)}"
+            f"this machine has no device '{shown(device)}': choose among {', '.join(names)}"
         )
-    return found
+    return resolved
 
 
-def moved(value: Any, device: torch.device) -> Any:
-    """Return nested dicts and lists with their tensors on a device."""
+def to_device(value: Any, device: torch.device) -> Any:
+    """Return nested dicts, lists and tuples with their tensors on a device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, dict):
-        return {key: moved(part, device) for key, part in value.items()}
+        return {key: to_device(item, device) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(moved(part, device) for part in value)
+        return type(value)(to_device(item, device) for item in value)
     return value

@@ -1,14 +1,14 @@
-"""The one exception for things a user can put right, and help with its message."""
+"""The exception for mistakes that a user can put right, and helpers for its messages."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Something given from outside cannot be used; the message is one line and says what to do.
+    """An error that a user can put right; the message is one line and says what to do.
 
     The command line prints it to standard error and exits with code 2. The message names no flag
-    and no command; `hint` is for the command line, which adds its own words for it.
+    and no command; the command line adds its own advice for a `hint`.
 
     >>> UserError("3 files cannot be read: remove them", hint="skip_bad").hint
     'skip_bad'
@@ -20,7 +20,7 @@ class UserError(ValueError):
 
 
 def shown(value: object) -> str:
-    """Return text for a message: one line, of bounded length, whatever the value holds.
+    """Return a value as text for a message: always one line of at most 300 characters.
 
     >>> print(shown("a/b"), shown("a" + chr(10) + "b"))
     a/b 'a\\nb'
@@ -31,7 +31,7 @@ def shown(value: object) -> str:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """Return the error for a name that is not in a table, with the nearest one that is.
+    """Return the error for a name that is not in a table, with the closest one that is.
 
     >>> print(unknown("method", "cpg", ["cgp", "gpm"]))
     unknown method 'cpg': did you mean 'cgp'? Known: cgp, gpm

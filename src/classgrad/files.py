@@ -1,7 +1,7 @@
-"""Durable and atomic writing: what is written is on disk, and under its name whole or not at all.
+"""Durable, atomic writes: a file is complete on disk under its name, or not there at all.
 
-The order is always the same: the content first, then the name, then the folder that holds the name.
-A power cut between two of them leaves what was there before.
+The order of syncing is always the same: the content, then the name, then the folder that holds the
+name. A power cut in between leaves what was there before.
 """
 
 import errno
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def write_new(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write a file that is not there yet, and make its content durable."""
+    """Write a file that does not exist yet, and make its content durable."""
     with open(path, "xb") as file:
         for piece in pieces:
             file.write(piece)
@@ -37,21 +37,21 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
         with open(part, "xb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         write(part)
-        part.chmod(mode)  # that of the user's umask: some writers make a file only its owner reads
+        part.chmod(mode)  # that of the user's umask: some writers make files private to the owner
         put_in_place(part, path)
     finally:
         part.unlink(missing_ok=True)
 
 
 def put_in_place(part: Path, path: Path) -> None:
-    """Give a finished file its final name, durably; a file of that name is replaced."""
+    """Give a finished file its final name, durably; replace any file of that name."""
     sync_file(part)
     os.replace(part, path)
     sync_folder(path.parent)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, and make their names durable."""
+    """Make a folder and its missing parents, and make their names durable."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -70,7 +70,7 @@ def sync_folder(folder: Path) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        # Some network filesystems cannot do this for folders; they keep names durable themselves.
+        # Some network filesystems cannot sync folders; they keep names durable themselves.
         if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
             raise
     finally:

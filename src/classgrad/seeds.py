@@ -6,10 +6,10 @@ import torch
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """Return the generator for `purpose` in the run with `seed`.
+    """Return the random generator for a purpose in the run with this seed.
 
-    Every use of chance has its own stream, so adding one (a dropout layer, a method that samples)
-    never shifts the numbers another one draws.
+    Every purpose has its own generator, so a new one (a dropout layer, a method that samples) does
+    not change the numbers that others draw.
 
     >>> a, b = generator(1, "order", 0), generator(1, "order", 0)
     >>> bool((torch.rand(3, generator=a) == torch.rand(3, generator=b)).all())

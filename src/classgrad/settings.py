@@ -7,20 +7,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from classgrad.errors import UserError, shown, unknown
 
-# From the value of a setting that is gone to the settings that now say the same, often none. It
-# raises a UserError for a value that can no longer be had.
+# From the value of a removed setting to the settings that now mean the same, often none. It raises
+# a UserError for a value that is no longer supported.
 Migration = Callable[[Any], dict[str, Any]]
 
 
 class Settings(BaseModel):
     """A group of keyword values, each validated and then stored unmodified.
 
-    `aliases` maps a paper's symbol to the field that carries it, so that `eta=0.8` and
-    `similarity=0.8` mean the same. `renamed` does so for names that fields once had, and `removed`
-    says what has become of settings that are gone: files that hold them stay readable.
+    `aliases` maps a paper's symbol to its field, so that `eta=0.8` and `similarity=0.8` mean the
+    same. `renamed` does so for former names of fields, and `removed` migrates the values of
+    settings that no longer exist, so that older files stay readable.
 
     Type checkers take the arguments of a class from its fields, by pydantic's dataclass_transform.
-    They are shown an alias as one more argument, which is no attribute:
+    An alias is declared to them as one more argument, which is not an attribute:
 
         if TYPE_CHECKING:  # aliases, see Settings
             eta: InitVar[float] = similarity
@@ -35,7 +35,7 @@ class Settings(BaseModel):
     if TYPE_CHECKING:
 
         def __init__(self) -> None:
-            """Take no arguments, as there is no field yet; a subclass has those of its fields."""
+            """Take no arguments, as there is no field yet; subclasses take their fields."""
 
     else:
 
@@ -48,22 +48,22 @@ class Settings(BaseModel):
 
     @classmethod
     def field_of(cls, name: str) -> str:
-        """Return the field that a name, an alias or a former name stands for."""
+        """Return the field for a name, an alias or a former name."""
         return cls.renamed.get(name, cls.aliases.get(name, name))
 
     @classmethod
     def accepts(cls, name: str) -> bool:
-        """Tell whether `name` stands for a field, or did before that was removed."""
+        """Tell whether `name` stands for a field, or did before the field was removed."""
         return cls.field_of(name) in cls.model_fields or name in cls.removed
 
     @classmethod
     def names(cls) -> list[str]:
-        """List every name a value can be given by, former ones left out."""
+        """List every name a value can be given by, without former names."""
         return [*cls.model_fields, *cls.aliases]
 
     @classmethod
     def by_name(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `values` keyed by field name; unknown names and double ones are refused."""
+        """Return values by field name; refuse unknown names, and two names for one field."""
         named: dict[str, Any] = {}
         for name, value in values.items():
             if name in cls.removed:
@@ -78,15 +78,15 @@ class Settings(BaseModel):
         return named
 
     @classmethod
-    def brought_up_to_date(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return values that an earlier version wrote, by the names of today."""
+    def migrate(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values that an earlier version wrote, by current names."""
         current: dict[str, Any] = {}
         for name, value in values.items():
             current |= cls.removed[name](value) if name in cls.removed else {name: value}
         return {cls.field_of(name): value for name, value in current.items()}
 
     def given(self) -> dict[str, Any]:
-        """Return the values that were given, not left to their defaults."""
+        """Return the values that were given explicitly, without defaults."""
         return self.model_dump(exclude_unset=True)
 
     def replace(self, **values: Any) -> Self:
@@ -97,7 +97,7 @@ class Settings(BaseModel):
     def _one_line(cls, error: ValidationError, given: dict[str, Any]) -> str:
         first, *others = error.errors()
         if isinstance(first["input"], dict):
-            # Refused first for not being one value; what is wrong with one of several comes after.
+            # The first error says that it is not a single value; a later one, which entry is wrong.
             first = next((other for other in others if len(other["loc"]) > 2), first)
         field = str(first["loc"][0]) if first["loc"] else ""
         names = {cls.field_of(name): name for name in given}

@@ -15,7 +15,7 @@ Transform = Callable[[Tensor], Tensor]
 
 
 def unchanged(images: Tensor) -> Tensor:
-    """Return images as they are."""
+    """Return images unchanged."""
     return images
 
 
@@ -33,8 +33,7 @@ class Split:
             )
         if self.images.dtype != torch.uint8 and not self.images.is_floating_point():
             raise UserError(
-                f"images of type {self.images.dtype} are not understood: give uint8 or float in "
-                "[0, 1]"
+                f"images cannot be of type {self.images.dtype}: give uint8, or float in [0, 1]"
             )
         if self.labels.dtype != torch.int64 or self.labels.dim() != 1:
             raise UserError(
@@ -59,9 +58,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Task:
-    """What a method may see of a task. Test data are not part of it.
+    """Training and validation data of a task: all that a method may see, so no test data.
 
-    `transform` maps images in [0, 1] to what the network sees, after any augmentation.
+    `transform` maps images in [0, 1] to inputs of the network, after any augmentation.
     """
 
     id: int
@@ -91,8 +90,8 @@ class Task:
 class TaskStream(Sequence[Task]):
     """Tasks in the order they arrive; `stream.test(j)` is for evaluation only.
 
-    `notes` are remarks on the data that belong beside every figure; `options` what was set when the
-    stream was made. Both go into the record of a run.
+    `notes` are remarks on the data to be shown with every result; `options` are the settings the
+    stream was made with. Both go into the record of a run.
     """
 
     def __init__(
@@ -138,13 +137,13 @@ class TaskStream(Sequence[Task]):
 
     def to(self, device: torch.device | str) -> "TaskStream":
         """Return the same on a device."""
-        there = copy(self)
-        there._tasks = tuple(
+        moved = copy(self)
+        moved._tasks = tuple(
             replace(task, train=task.train.to(device), valid=task.valid.to(device))
             for task in self._tasks
         )
-        there._tests = tuple(test.to(device) for test in self._tests)
-        return there
+        moved._tests = tuple(test.to(device) for test in self._tests)
+        return moved
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -169,7 +168,7 @@ class TaskStream(Sequence[Task]):
                     )
 
     def fingerprint(self) -> str:
-        """Return what tells these data from others: a digest of all images and labels."""
+        """Return a digest of all images and labels, by which the same data are recognised."""
         pairs = zip(self._tasks, self._tests, strict=True)
         return digest(split for task, test in pairs for split in (task.train, task.valid, test))
 
@@ -180,17 +179,17 @@ class TaskStream(Sequence[Task]):
 
 
 def digest(splits: Iterable[Split]) -> str:
-    """Return what tells these images and labels from others."""
-    found = hashlib.blake2b(digest_size=16)
+    """Return a digest of images and labels."""
+    content = hashlib.blake2b(digest_size=16)
     for split in splits:
-        for part in (split.images, split.labels):
-            found.update(repr((part.dtype, tuple(part.shape))).encode())
-            found.update(part.contiguous().cpu().numpy().reshape(-1).view("uint8").data)
-    return found.hexdigest()
+        for tensor in (split.images, split.labels):
+            content.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
+            content.update(tensor.contiguous().cpu().numpy().reshape(-1).view("uint8").data)
+    return content.hexdigest()
 
 
 def check_labels(labels: Tensor, class_names: Sequence[str], where: str) -> None:
-    """Refuse labels that name no class."""
+    """Refuse labels that are not the number of a class."""
     if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < len(class_names)):
         wrong = int(labels.min()) if int(labels.min()) < 0 else int(labels.max())
         raise UserError(
@@ -202,8 +201,8 @@ def check_labels(labels: Tensor, class_names: Sequence[str], where: str) -> None
 def batches(count: int, size: int, generator: torch.Generator | None = None) -> Iterator[Tensor]:
     """Yield the indices of batches: in random order with a generator, else in order.
 
-    A last batch of at most an eighth of the others joins the one before it. Alone it would count as
-    much as a whole batch, and its batch statistics would be worth little, of one sample nothing:
+    A last batch of at most an eighth of the batch size joins the one before it. Alone it would
+    count as much as a full batch, with poor batch statistics, or none for a single sample:
     AlexNet-5 on 450 photos in batches of 32, the last of 2, learnt next to nothing.
 
     >>> [len(b) for b in batches(66, 32)], [len(b) for b in batches(37, 32)]

@@ -1,4 +1,4 @@
-"""Things described by TOML files: those that come with a package, and those a user gives."""
+"""Recipes and experiments in TOML files: those that come with a package, and a user's own."""
 
 import json
 import tomllib
@@ -10,17 +10,17 @@ from pydantic import BaseModel, ValidationError
 
 from classgrad.errors import UserError, shown, unknown
 
-Thing = TypeVar("Thing", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def names(package: str) -> list[str]:
-    """List the files that come with a package, without their ending."""
+    """List the TOML files that come with a package, without their suffix."""
     files = resources.files(package).iterdir()
     return sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml"))
 
 
-def load(kind: type[Thing], package: str, name: str) -> Thing:
-    """Return a thing by name, or from a file whose name ends in .toml."""
+def load(kind: type[Model], package: str, name: str) -> Model:
+    """Return a model by the name of a file in a package, or from a path that ends in .toml."""
     what = kind.__name__.lower()
     if name in names(package):
         text = resources.files(package).joinpath(f"{name}.toml").read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def load(kind: type[Thing], package: str, name: str) -> Thing:
         raise unknown(what, name, names(package))
     try:
         table = tomllib.loads(text)
-        # A number may have any length when it is hexadecimal; no record could hold it.
+        # A hexadecimal number can have any length, and a record could not hold it.
         json.dumps(table, default=str)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{what} '{name}' is not TOML: {shown(error)}") from None

@@ -11,7 +11,7 @@ from safetensors.torch import load, load_file
 from classgrad.checkpoints import BadCheckpoint
 from classgrad.checkpoints.encoding import DEEPEST, decode, encode
 from classgrad.checkpoints.manifest import parse_json
-from classgrad.checkpoints.tensors import DTYPES, file_pieces, from_file, restore
+from classgrad.checkpoints.tensors import DTYPES, file_pieces, from_file, from_storage
 from states import content, example, same
 
 
@@ -244,11 +244,11 @@ def test_a_wrong_tree_is_refused_in_one_line(tree, message):
 
 def test_an_impossible_shape_without_elements_is_refused():
     with pytest.raises(BadCheckpoint, match="proper shape"):
-        restore(torch.empty(0), "float32", [0, 2**62, 2**62], [1, 1, 1])
+        from_storage(torch.empty(0), "float32", [0, 2**62, 2**62], [1, 1, 1])
 
 
 def test_steps_along_sides_of_one_do_not_matter_but_are_kept():
-    assert restore(torch.ones(2), "float32", [1, 2], [2**61, 1]).stride() == (2**61, 1)
+    assert from_storage(torch.ones(2), "float32", [1, 2], [2**61, 1]).stride() == (2**61, 1)
 
 
 @pytest.mark.parametrize(

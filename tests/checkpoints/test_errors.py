@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from classgrad.checkpoints.errors import BadCheckpoint, understood
+from classgrad.checkpoints.errors import BadCheckpoint, raising_bad_checkpoint
 from classgrad.errors import Stopped, UserError
 
 
@@ -37,7 +37,10 @@ def at(values, key):
     ],
 )
 def test_what_a_damaged_state_can_raise_is_one_line(load):
-    with pytest.raises(BadCheckpoint, match="it does not fit: ") as caught, understood("it"):
+    with (
+        pytest.raises(BadCheckpoint, match="it does not fit: ") as caught,
+        raising_bad_checkpoint("it"),
+    ):
         load()
     assert "\n" not in str(caught.value)
     assert type(caught.value.__cause__).__name__ in str(caught.value)
@@ -60,11 +63,14 @@ def test_what_a_damaged_state_can_raise_is_one_line(load):
     ],
 )
 def test_a_mistake_in_the_code_comes_through_as_itself(load, error):
-    with pytest.raises(error) as caught, understood("what is kept of it"):
+    with pytest.raises(error) as caught, raising_bad_checkpoint("what is kept of it"):
         load()
     assert caught.type is error
 
 
 def test_an_error_for_the_user_comes_through_as_it_is():
-    with pytest.raises(UserError, match="give another"), understood("what is kept of it"):
+    with (
+        pytest.raises(UserError, match="give another"),
+        raising_bad_checkpoint("what is kept of it"),
+    ):
         fail(UserError("give another"))

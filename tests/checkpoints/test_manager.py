@@ -27,12 +27,12 @@ def clock(monkeypatch):
 def listener(tmp_path):
     """A checkpoints that is told of signals."""
     found = CheckpointManager(tmp_path)
-    with found.listening():
+    with found.handle_stop_signals():
         yield found
 
 
 def patiently(listener, *calls):
-    with listener.patience():
+    with listener.deferred_signals():
         for call in calls:
             call()
 
@@ -113,7 +113,7 @@ def test_a_signal_while_saving_waits_until_all_is_on_disk(listener, monkeypatch)
 
 def test_other_handlers_are_back_afterwards(tmp_path):
     before = signal.getsignal(INT), signal.getsignal(TERM)
-    with pytest.raises(Stopped), CheckpointManager(tmp_path).listening():
+    with pytest.raises(Stopped), CheckpointManager(tmp_path).handle_stop_signals():
         signal.raise_signal(INT)
     assert (signal.getsignal(INT), signal.getsignal(TERM)) == before
 
@@ -123,7 +123,7 @@ def test_in_another_thread_signals_are_left_to_the_main_one(tmp_path):
 
     def work():
         found = CheckpointManager(tmp_path)
-        with found.listening():
+        with found.handle_stop_signals():
             seen.append(signal.getsignal(INT))
             found.save({"step": 1})
         seen.append(found.load().state)

@@ -497,7 +497,7 @@ def test_a_full_disk_is_one_clear_line_and_the_one_before_stays(two, monkeypatch
     size = sum((two / "000002" / name).stat().st_size for name in FILES)
     assert size > 6400
     fail_after(monkeypatch, count, errno.ENOSPC)
-    refuses(two, "No space left on device; make room; ", INTACT)
+    refuses(two, "No space left on device; free some space; ", INTACT)
     monkeypatch.undo()
     store = Store(two)
     assert same(store.load().state, example(2))
@@ -514,7 +514,7 @@ def test_a_full_disk_is_one_clear_line_and_the_one_before_stays(two, monkeypatch
         (errno.EROFS, "Read-only file system; give a folder that can be written to"),
         (errno.EACCES, "Permission denied; give a folder that can be written to"),
         (errno.EPERM, "Operation not permitted; give a folder that can be written to"),
-        (errno.EDQUOT, "quota exceeded; make room"),
+        (errno.EDQUOT, "quota exceeded; free some space"),
         (errno.EIO, "Input/output error; "),
     ],
 )
@@ -538,7 +538,7 @@ def test_any_failure_is_one_clear_line_and_the_one_before_stays(
 
 def test_the_first_save_says_that_nothing_was_there(store, monkeypatch):
     fail_after(monkeypatch, 100, errno.ENOSPC)
-    with pytest.raises(UserError, match="no earlier checkpoint is there"):
+    with pytest.raises(UserError, match="there is no earlier checkpoint"):
         store.save(example(1))
     assert store.load() is None
 
@@ -605,7 +605,9 @@ def test_a_small_disk_that_is_full_and_then_read_only(tmp_path):
     found = run_python(SMALL_DISK, tmp_path, before=alone)
     assert found.returncode == 0, found.stderr
     full, read_only = found.stdout.splitlines()
-    assert full == f"cannot save to '{tmp_path}': No space left on device; make room; {INTACT}"
+    assert (
+        full == f"cannot save to '{tmp_path}': No space left on device; free some space; {INTACT}"
+    )
     assert "Read-only file system; give a folder that can be written to" in read_only
 
 

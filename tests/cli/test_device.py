@@ -35,9 +35,9 @@ def refused(result, *parts):
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("cuda", "device 'cuda' is not on this machine: there is cpu"),
-        ("cuda:1", "device 'cuda:1' is not on this machine: there is cpu"),
-        ("mps", "device 'mps' is not on this machine: there is cpu"),
+        ("cuda", "this machine has no device 'cuda': choose among cpu"),
+        ("cuda:1", "this machine has no device 'cuda:1': choose among cpu"),
+        ("mps", "this machine has no device 'mps': choose among cpu"),
         ("gpu", "unknown device 'gpu': did you mean 'cpu'? Known: cpu, cuda, mps"),
         ("meta", "unknown device 'meta'"),
         ("", "unknown device ''"),
@@ -63,7 +63,7 @@ def test_devices_of_a_machine_are_known_by_name_and_number(monkeypatch):
     assert available() == ["cpu", "cuda:0", "cuda:1", "mps"]
     for name in ("cpu", "cuda", "cuda:0", "cuda:1", "mps", torch.device("cuda", 1)):
         assert resolve_device(name) == torch.device(name)
-    with pytest.raises(UserError, match="'cuda:2' is not on this machine: there is cpu, cuda:0,"):
+    with pytest.raises(UserError, match="no device 'cuda:2': choose among cpu, cuda:0,"):
         resolve_device("cuda:2")
     with pytest.raises(UserError, match="unknown device 'None'"):
         resolve_device(None)

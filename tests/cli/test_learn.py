@@ -220,7 +220,7 @@ def test_a_class_of_one_image_and_a_task_of_one_class_are_warned_of(call, place)
     assert not Learner.load("other").prototypes
     code, _, err = call("predict", "other", "pets/cat", "--by", "prototypes")
     assert code == 2
-    one_line(err, "keeps no prototypes")
+    one_line(err, "this learner has no prototypes")
 
 
 def test_unreadable_images_are_listed_and_left_out_only_when_asked_for(call, place):
@@ -280,9 +280,9 @@ def test_info_tells_tasks_room_memory_and_settings(call, learnt):
         ["crow", "wren"],
         ["cod", "eel", "ray"],
     ]
-    assert [layer["rank"] for layer in found["room"]] == [one.rank for one in learner.room()]
+    assert [layer["rank"] for layer in found["room"]] == [one.rank for one in learner.forecast()]
     assert [layer["classes_left"] for layer in found["room"]] == [
-        one.classes_left for one in learner.room()
+        one.classes_left for one in learner.forecast()
     ]
     weights = sum(value.nbytes for value in learner.net.state_dict().values())
     assert found["bytes"]["weights"] == weights

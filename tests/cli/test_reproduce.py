@@ -156,7 +156,7 @@ def test_asked_to_stop_it_saves_and_the_same_command_goes_on(call, tmp_path, mon
     code, out, err = call(*SWEEP)
     assert code == 0, err
     assert re.search(r"^ finetune +finetune +1 +cut ", out, re.M)
-    assert re.search(r"^finetune, seed 1: finetune: going on with task [12]$", out, re.M)
+    assert re.search(r"^finetune, seed 1: finetune: resuming with task [12]$", out, re.M)
     assert "mean of seeds 1" in out
     call("run", "split-digits", *LONG, "--out", "alone")
     (folder,) = (tmp_path / "alone").iterdir()

@@ -65,7 +65,7 @@ def test_asked_to_stop_it_says_how_to_go_on_and_does(number, tmp_path, alone, ca
     assert not (folder / "lock.json").exists()
     code, out, _ = call(*LONG, *(["--resume"] if number == signal.SIGTERM else []))
     assert code == 0
-    assert "gpm: going on with task " in out
+    assert "gpm: resuming with task " in out
     assert record_in(folder) == alone
     assert not (folder / "checkpoints").exists()
 
@@ -78,7 +78,7 @@ def test_a_second_process_is_refused_and_the_first_goes_on(tmp_path, alone, call
     process.send_signal(signal.SIGCONT)
     assert code == 2
     one_line(err, f"is in use by process {process.pid} on ", "wait until it ends")
-    assert "going on" not in out
+    assert "resuming" not in out
     process.communicate(timeout=60)
     assert process.returncode == 0
     assert record_in(folder) == alone
@@ -120,7 +120,7 @@ def test_a_damaged_newest_checkpoint_is_told_of_and_changes_nothing(call, stoppe
     assert code == 0
     assert (
         f"checkpoint '{newest.relative_to(tmp_path)}' is damaged: {file.name}: its checksum is "
-        "wrong; going on from the one before\n"
+        "wrong; resuming from the one before\n"
     ) in out
     assert record_in(folder) == record_in(folder_in(tmp_path / "alone"))
 
@@ -162,7 +162,7 @@ def test_begun_again_and_stopped_it_goes_on_with_the_new_run(call, stopped, tmp_
     one_line(err, "stopped; the same command without --fresh goes on from here")
     code, out, _ = call(*TINY)
     assert code == 0
-    assert "gpm: going on with task 1" in out
+    assert "gpm: resuming with task 1" in out
     assert record_in(folder_in(tmp_path / "runs")) == found
 
 
@@ -172,8 +172,8 @@ def test_of_several_runs_the_one_that_was_stopped_goes_on(call, stopped, tmp_pat
     code, out, _ = call(*several)
     assert code == 0
     assert "finetune: finished before" in out
-    assert "gpm: going on with task 2" in out
-    assert out.count("finished before") == out.count("going on with") == 1
+    assert "gpm: resuming with task 2" in out
+    assert out.count("finished before") == out.count("resuming with") == 1
     assert len(list((tmp_path / "runs").glob("*/record.json"))) == 4
 
 
@@ -219,7 +219,7 @@ def test_a_damaged_record_is_told_of_and_a_newer_one_is_left_alone(call, tmp_pat
     code, out, _ = call(*TINY)
     assert code == 0
     assert "is not a record" in out
-    assert "; it is written again\n" in out
+    assert "; it will be replaced\n" in out
     assert record_in(folder) == found
 
 

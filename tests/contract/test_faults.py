@@ -71,7 +71,7 @@ def test_asked_to_stop_it_saves_at_once_and_goes_on_later(name, number, tmp_path
         if len(seen) == when:
             signal.raise_signal(number)
 
-    with running.checkpoints.listening(), pytest.raises(Stopped) as stopped:
+    with running.checkpoints.handle_stop_signals(), pytest.raises(Stopped) as stopped:
         running.resume(observer)
     assert stopped.value.number == number
     assert len(seen) == when  # not a step more
@@ -94,7 +94,7 @@ def test_a_full_disk_is_one_line_and_costs_nothing(name, tmp_path, alone, monkey
         write(folder, counter, state)
 
     monkeypatch.setattr(files, "write", full)
-    with pytest.raises(UserError, match="No space left on device; make room") as caught:
+    with pytest.raises(UserError, match="No space left on device; free some space") as caught:
         running.resume()
     assert "\n" not in str(caught.value)
     assert "is intact" in str(caught.value)

@@ -53,11 +53,11 @@ def test_a_run_goes_on_with_any_number_of_processes_however_it_was_cut_short(tmp
     # One process, stopped.
     (one,) = processes.ended(processes.start(1, words, DRIVEN="SIGTERM 0 10"))
     assert one[0] == 143
-    assert "going on with task" in one[1]
+    assert "resuming with task" in one[1]
     # Two again, of which one is killed.
     both = processes.ended(processes.start(2, words, DRIVEN="SIGKILL 1 8"))
     assert [code for code, _, _ in both] == [2, -9], both
-    assert "going on with task" in both[0][1]
+    assert "resuming with task" in both[0][1]
     assert both[1][1] == ""
     (line,) = lines(both)
     assert "another process of this run has ended" in line
@@ -67,7 +67,7 @@ def test_a_run_goes_on_with_any_number_of_processes_however_it_was_cut_short(tmp
     command = [*processes.TORCHRUN, "--nproc-per-node=2", "--max-restarts=3", *words, "--fresh"]
     (end,) = processes.ended([processes.start_one(command, DRIVEN="SIGKILL 0 8")])
     assert end[0] == 0, end[2]
-    assert end[1].count("going on with task") == 1
+    assert end[1].count("resuming with task") == 1
     same_result(record(tmp_path))
     assert not list(tmp_path.glob("*/checkpoints"))
     assert not list(tmp_path.glob("*/lock.json"))
@@ -108,11 +108,11 @@ def test_one_speaks_for_a_main_process_that_does_not(monkeypatch):
 
 def test_a_file_that_is_shown_late_is_waited_for(tmp_path, monkeypatch):
     path = tmp_path / "runs" / "lock.json"
-    monkeypatch.setattr(runs, "PATIENCE", 0.0)
-    assert not runs.seen(path)
-    monkeypatch.setattr(runs, "PATIENCE", 30.0)
+    monkeypatch.setattr(runs, "FILE_TIMEOUT", 0.0)
+    assert not runs.wait_for_file(path)
+    monkeypatch.setattr(runs, "FILE_TIMEOUT", 30.0)
     monkeypatch.setattr(runs.time, "sleep", lambda seconds: show(path))
-    assert runs.seen(path)
+    assert runs.wait_for_file(path)
 
 
 def show(path):

@@ -34,14 +34,14 @@ def failing(message):
 @pytest.mark.parametrize("message", LOST)
 def test_a_process_that_is_gone_is_said_in_one_line(message):
     with pytest.raises(UserError, match="another process of this run has ended") as found:
-        World(0, 2)._sent("sums", torch.ones(3), failing(message))
+        World(0, 2)._exchanged("sums", torch.ones(3), failing(message))
     assert message in str(found.value)
     assert "\n" not in str(found.value)
 
 
 def test_other_errors_pass():
     with pytest.raises(RuntimeError, match="Invalid scalar type"):
-        World(0, 2)._sent("sums", torch.ones(3), failing("Invalid scalar type"))
+        World(0, 2)._exchanged("sums", torch.ones(3), failing("Invalid scalar type"))
 
 
 @given(count=st.integers(0, 70), size=st.integers(1, 9))

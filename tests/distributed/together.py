@@ -20,7 +20,7 @@ from classgrad.networks import Network
 from classgrad.runs.run import Run, locking, refuse_other_processes
 from classgrad.runs.spec import make_plan
 from classgrad.tasks import Task, TaskStream
-from classgrad.training.loop import prepare
+from classgrad.training.loop import prepare_fused
 from streams import blobs
 
 # Batches of 7 of 33 samples: parts of a batch differ, and the last batch has 5.
@@ -97,13 +97,13 @@ def learnt(name: str) -> dict[str, Tensor]:
     run = made(name)
 
     def noted(optimizer: torch.optim.Optimizer) -> None:
-        prepare(optimizer)
+        prepare_fused(optimizer)
         task = f"gradient {len(run.scores)}"
         if task not in found:
             moved = optimizer.param_groups[0]["params"]
             found[task] = torch.cat([p.grad.flatten() for p in moved if p.grad is not None])
 
-    with mock.patch("classgrad.training.loop.prepare", noted):
+    with mock.patch("classgrad.training.loop.prepare_fused", noted):
         record = run.execute()
     found |= {f"net {key}": value for key, value in run.net.state_dict().items()}
     for site, subspace in getattr(run.method, "subspaces", {}).items():
@@ -137,7 +137,7 @@ def refusals() -> dict[str, str]:
         run.method.end_task(run.net, run.stream[0], torch.Generator().manual_seed(0))
 
     def sight() -> None:
-        seen = mock.patch("classgrad.runs.run.seen", return_value=not other)
+        seen = mock.patch("classgrad.runs.run.wait_for_file", return_value=not other)
         with seen, mock.patch.object(Lock, "__enter__"), locking(Path("runs")):
             pass
 

@@ -40,7 +40,7 @@ def learnt(method, images, **values):
     trunk = built(lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 8))).float()
     learner = Learner(trunk, method, training=QUICK, **values)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "class .* has one image to learn from")
+        warnings.filterwarnings("ignore", "class .* has one training image")
         learner.learn("one", (images, list(range(len(images)))))
     return learner
 

@@ -128,7 +128,7 @@ def test_a_run_that_was_stopped_goes_on_in_another_folder(done, tmp_path, monkey
     assert [job.state() for job in results.look_up([job])] == ["cut"]
     sent = done(url)
     assert sent[-1]["end"] == "done"
-    assert {"tell": "gpm: going on with task 1"} in sent
+    assert {"tell": "gpm: resuming with task 1"} in sent
     assert files(tmp_path / "there") == ["record.json"]
     assert [job.state() for job in results.look_up([job])] == ["done"]
     done(None)

@@ -9,7 +9,7 @@ from socket import gethostname
 import torch
 
 from classgrad.checkpoints import CheckpointManager, Lock
-from classgrad.checkpoints.errors import understood
+from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.checkpoints.files import MANIFEST, STATE, TENSORS
 from classgrad.checkpoints.manifest import Entry, Manifest, parse_manifest
 from classgrad.learner.drift import Reference
@@ -36,7 +36,7 @@ def _make(folder: Path, name: str) -> Path:
     run.net.add_task(2)
     run.method.begin_task(run.net, STREAM[1])
     loop = _loop(run)
-    loop.step(STREAM[1], loop.shuffle.new_tensor([0, 1, 2]).long())
+    loop.step(STREAM[1], loop.order_state.new_tensor([0, 1, 2]).long())
     assert run.checkpoints is not None
     run.checkpoints.save(run.state_dict({**loop.state_dict(), "round": 0}))
     run.method.close()
@@ -52,7 +52,7 @@ def _read(folder: Path) -> None:
     loaded = CheckpointManager(folder).load()
     if loaded:
         run = Run(_plan(), STREAM, folder)
-        with understood("what is kept"):
+        with raising_bad_checkpoint("what is kept"):
             run.load_state_dict(loaded.state)
         if run.session.unfinished:
             _loop(run).load_state_dict(run.session.unfinished)

@@ -35,7 +35,7 @@ def _read(folder: Path) -> None:
     sign(folder)
     learner = Learner.load(folder)
     learner.predict(IMAGES[:1])
-    learner.room()
+    learner.forecast()
 
 
 def _changed_states(sound: bytes) -> Strategy:

@@ -133,18 +133,27 @@ def test_what_is_wrong_is_said_in_one_line(learner, tmp_path):
     other.learn("one", points(2), classes=["a", "b"])
     (tmp_path / "text").write_text("no tensors")
     for call, message in [
-        (lambda: learner.reference(x[:, :4], "one"), "shape (40, 4) are not of (30,)"),
-        (lambda: learner.reference(x[0, 0], "one"), "shape () are not of (30,)"),
+        (
+            lambda: learner.reference(x[:, :4], "one"),
+            "shape (40, 4) cannot be used: give one or several of shape (30,)",
+        ),
+        (
+            lambda: learner.reference(x[0, 0], "one"),
+            "shape () cannot be used: give one or several of shape (30,)",
+        ),
         (lambda: learner.reference(x[:0], "one"), "at least one"),
         (lambda: learner.reference(x, "ten"), "unknown task 'ten'"),
-        (lambda: leakage(learner, odd), "shape (2, 4) are not of (30,)"),
+        (
+            lambda: leakage(learner, odd),
+            "shape (2, 4) cannot be used: give one or several of shape (30,)",
+        ),
         (lambda: leakage(learner, lost), "unknown task 'ten'"),
         (lambda: leakage(other, reference), "of another learner: task 'one'"),
         (lambda: Reference.load(tmp_path / "none"), "no reference at"),
         (lambda: Reference.load(tmp_path), "no reference at"),
         (lambda: Reference.load(tmp_path / "text"), "is not a reference"),
-        (lambda: reference.save(tmp_path / "no" / "file"), "not a file in a folder"),
-        (lambda: reference.save(tmp_path), "not a file in a folder"),
+        (lambda: reference.save(tmp_path / "no" / "file"), "give a file in an existing folder"),
+        (lambda: reference.save(tmp_path), "give a file in an existing folder"),
     ]:
         with pytest.raises(UserError) as error:
             call()

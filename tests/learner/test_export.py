@@ -169,7 +169,7 @@ def test_the_command_writes_the_file_and_replaces_it_only_by_force(
     model = torch.export.load(tmp_path / "m.pt2").module()
     assert (model(x) - said_by(own, x, "night")).abs().max() < 1e-5
     (tmp_path / "m.pt2").write_text("old")
-    refused(call(*words, "my_trunk:trunk"), "'m.pt2' is there already")
+    refused(call(*words, "my_trunk:trunk"), "'m.pt2' exists already")
     assert (tmp_path / "m.pt2").read_text() == "old"
     assert call(*words, "my_trunk:trunk", "--force")[0] == 0
     assert (tmp_path / "m.pt2").stat().st_size > 1000
@@ -206,7 +206,7 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(own, tmp_path,
     (tmp_path / "folder.pt2").mkdir()
     new = tmp_path / "new.pt2"
     for call, message in [
-        (lambda: export(own, new), "several tasks, day, night: say which"),
+        (lambda: export(own, new), "several tasks, day, night: choose one"),
         (lambda: export(own, new, "dya"), "unknown task 'dya': did you mean 'day'"),
         (lambda: export(own, tmp_path / "new.pt", "day"), "does not end in .pt2"),
         (lambda: export(own, tmp_path / "folder.pt2", "day", force=True), "is a folder"),

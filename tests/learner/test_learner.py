@@ -187,7 +187,7 @@ def test_a_class_is_forgotten(learner, tmp_path):
 
 def test_room_is_forecast_from_what_the_last_tasks_took(learner):
     ranks = {room.name: room.rank for room in learner.method.room()}
-    for layer in learner.room():
+    for layer in learner.forecast():
         assert layer.rank == ranks[layer.name]
         series = [task.ranks[layer.name] for task in learner.tasks]
         taken = series[-1] - series[0]
@@ -214,13 +214,16 @@ def test_validation_data_can_be_given():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Learner(), "one of both"),
-        (lambda: Learner(trunk(), network="mlp"), "one of both"),
+        (lambda: Learner(), "give either a trunk of your own or the name of a network"),
+        (
+            lambda: Learner(trunk(), network="mlp"),
+            "give either a trunk of your own or the name of a network",
+        ),
         (lambda: Learner(network="lenet9"), "lenet9"),
         (lambda: small().predict(points(1)[0]), "nothing was learnt yet"),
         (lambda: small().learn("one", (points(1)[0], points(1)[1].float())), "whole number"),
         (lambda: small().learn("one", []), "empty"),
-        (lambda: small().learn("one", 3), "not understood"),
+        (lambda: small().learn("one", 3), "training data of this type cannot be used"),
         (lambda: small().learn("one", points(1), classes=["x", "x"]), "two classes"),
         (lambda: small().learn("one", points(1), classes=["x"]), "outside 0..0"),
         (lambda: small().learn("one", (points(1)[0][:, :5], points(1)[1])), "takes no inputs"),
@@ -249,15 +252,15 @@ def test_wrong_calls_of_a_learner_that_has_learnt_are_told(learner):
 
 def test_another_trunk_or_method_than_that_of_the_state_is_refused(learner, tmp_path):
     learner.save(tmp_path)
-    with pytest.raises(UserError, match="trunk=") as error:
+    with pytest.raises(UserError, match="trunk of your own: give it again") as error:
         Learner.load(tmp_path)
     wider = built(lambda: nn.Sequential(nn.Linear(6, 41), nn.ReLU(), nn.Linear(41, 20), nn.ReLU()))
-    with pytest.raises(UserError, match=r"'trunk\.0\.weight' is of shape"):
+    with pytest.raises(UserError, match=r"'trunk\.0\.weight' has shape"):
         Learner.load(tmp_path, trunk=wider)
     deeper = built(lambda: nn.Sequential(*trunk(), nn.Linear(20, 20)))
     with pytest.raises(UserError, match=r"trunk\.4"):
         Learner.load(tmp_path, trunk=deeper)
-    with pytest.raises(UserError, match="learns by cgp, not by gpm"):
+    with pytest.raises(UserError, match="method is cgp, not gpm"):
         Learner.load(tmp_path, trunk=trunk(), method=GPM())
     assert "\n" not in str(error.value)
 
@@ -297,7 +300,7 @@ def test_the_state_holds_no_training_image(learner, tmp_path):
 def test_a_class_of_one_image_is_warned_of_and_prototypes_can_be_left_out(tmp_path):
     x, y = points(1)
     few = (torch.cat([x[::2], x[1:2]]), torch.cat([y[::2], y[1:2]]))
-    with pytest.warns(UserWarning, match="class '1' of task 'one' has one image"):
+    with pytest.warns(UserWarning, match="class '1' of task 'one' has one training image"):
         small().learn("one", few)
     with pytest.raises(UserError, match="similarity=1"):
         small(prototypes=False)
@@ -307,7 +310,7 @@ def test_a_class_of_one_image_is_warned_of_and_prototypes_can_be_left_out(tmp_pa
     plain.save(tmp_path)
     again = Learner.load(tmp_path, trunk=trunk())
     assert named(again.predict(points(2)[0][:2], task="two")) == [("0", "two"), ("1", "two")]
-    with pytest.raises(UserError, match="keeps no prototypes"):
+    with pytest.raises(UserError, match="this learner has no prototypes"):
         again.predict(x, by="prototypes")
     from safetensors.torch import load_file
 
@@ -342,7 +345,7 @@ def test_finetuning_forgets_what_cgp_keeps(learner):
 
 
 def test_a_state_whose_parts_do_not_fit_is_refused_in_one_line(learner):
-    from classgrad.checkpoints.errors import understood
+    from classgrad.checkpoints.errors import raising_bad_checkpoint
 
     for name, value in (
         ("input_shape", [0]),
@@ -351,7 +354,7 @@ def test_a_state_whose_parts_do_not_fit_is_refused_in_one_line(learner):
         ("tasks", [{**learner.state_dict()["tasks"][0], "sharpness": {}}]),
         ("tasks", [{**task, "ranks": {}} for task in learner.state_dict()["tasks"]]),
     ):
-        with pytest.raises(UserError, match="does not fit") as error, understood("it"):
+        with pytest.raises(UserError, match="does not fit") as error, raising_bad_checkpoint("it"):
             small().load_state_dict({**learner.state_dict(), name: value})
         assert str(error.value).isprintable()
 

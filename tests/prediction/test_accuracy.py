@@ -17,7 +17,7 @@ def learnt(**options):
         net.add_task(task.classes)
         with torch.no_grad():  # a head that points to the class means: far better than chance
             net.heads[-1].weight.copy_(10 * class_means(net, task))
-        prototypes.learn(net, task)
+        prototypes.add_task(net, task)
     return net, prototypes
 
 
@@ -64,7 +64,7 @@ def test_a_class_name_that_returns_is_the_same_class():
     net = build("mlp", stream.input_shape)
     for task in stream:
         net.add_task(10)
-        prototypes.learn(net, task)
+        prototypes.add_task(net, task)
     assert torch.equal(prototypes.tasks[0], prototypes.tasks[1])
 
 

@@ -3,8 +3,8 @@ import json
 import pytest
 import torch
 
-from classgrad import CGP, GPM, run
-from classgrad.checkpoints import Store, files
+from classgrad import CGP, GPM, files, run
+from classgrad.checkpoints import Store
 from classgrad.errors import UserError
 from classgrad.runs import record as records
 from classgrad.runs.record import RunRecord
@@ -97,21 +97,21 @@ def test_folder_that_cannot_be_written_is_one_clear_line(tmp_path):
 
 
 def test_the_record_is_on_disk_before_the_state_is_removed(tmp_path, monkeypatch):
-    order, sync, clear = [], records.sync, Store.clear
+    order, put_in_place, clear = [], records.put_in_place, Store.clear
 
-    def synced(folder):
-        order.append(RunRecord.load(folder).complete)
-        sync(folder)
+    def put(part, path):
+        put_in_place(part, path)
+        order.append(RunRecord.load(path).complete)
 
-    monkeypatch.setattr(records, "sync", synced)
+    monkeypatch.setattr(records, "put_in_place", put)
     monkeypatch.setattr(Store, "clear", lambda self: (order.append("cleared"), clear(self)))
     run(blobs(tasks=2), "finetune", values=QUICK, out=tmp_path)
     assert order == [False, True, "cleared"]
 
 
 def test_the_folder_of_a_run_is_made_to_stay(tmp_path, monkeypatch):
-    synced, sync = [], files.sync
-    monkeypatch.setattr(files, "sync", lambda folder: (synced.append(folder), sync(folder)))
+    synced, sync = [], files.sync_folder
+    monkeypatch.setattr(files, "sync_folder", lambda folder: (synced.append(folder), sync(folder)))
     run(blobs(tasks=1), "finetune", values=QUICK, out=tmp_path / "new" / "runs")
     assert synced[:3] == [tmp_path, tmp_path / "new", tmp_path / "new" / "runs"]
 

@@ -62,7 +62,7 @@ def test_a_run_cut_short_goes_on_on_another_device(name, first_on_cpu, monkeypat
 
     def stop_in_task_1(at):
         if at.task == 1 and at.step == 2:
-            checkpoints.asked = 15
+            checkpoints.stop_signal = 15
 
     with pretend_device(monkeypatch) as device:
         places = ["cpu", device] if first_on_cpu else [device, "cpu"]
@@ -92,7 +92,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_written(call, 
     for words in (["run"], ["sweep", "-b", "split-digits"], ["reproduce", "room"]):
         code, out, err = call(*words, "--device", "cuda:7")
         assert (code, out) == (2, "")
-        assert err == ("classgrad: device 'cuda:7' is not on this machine: there is cpu\n")
+        assert err == ("classgrad: this machine has no device 'cuda:7': choose among cpu\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -121,11 +121,11 @@ def test_each_of_several_processes_has_a_device_of_its_own(monkeypatch):
     monkeypatch.setattr(runs, "world", lambda: World(3, 4))
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert runs.own_device("cuda") == torch.device("cuda:1")
+    assert runs.process_device("cuda") == torch.device("cuda:1")
     assert used == [torch.device("cuda:1")]
-    assert runs.own_device("cpu") == torch.device("cpu")
+    assert runs.process_device("cpu") == torch.device("cpu")
     with pytest.raises(UserError, match="device 'cuda:1' is for one process: give cpu, or cuda"):
-        runs.own_device("cuda:1")
+        runs.process_device("cuda:1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    with pytest.raises(UserError, match="3 processes share this machine's 2 GPUs"):
-        runs.own_device("cuda")
+    with pytest.raises(UserError, match="3 processes for 2 GPUs on this machine"):
+        runs.process_device("cuda")

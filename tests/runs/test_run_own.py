@@ -74,7 +74,7 @@ def test_options_of_a_network_of_ones_own_are_its_heads():
     assert plan.network_options.heads == "shared"
     with pytest.raises(UserError, match="norm"):
         make_plan(blobs(), "gpm", network=Small, values={"norm": "stored"})
-    with pytest.raises(UserError, match="makes a str"):
+    with pytest.raises(UserError, match="returns a str"):
         make_plan(blobs(), "gpm", network=lambda: "net")
 
 

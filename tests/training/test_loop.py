@@ -6,7 +6,13 @@ from classgrad import methods, networks
 from classgrad.errors import UserError
 from classgrad.tasks import Split, Task, batch_count, batches
 from classgrad.training.config import Training
-from classgrad.training.loop import LossNotFinite, epoch_batches, fit, prepare, validation_loss
+from classgrad.training.loop import (
+    LossNotFinite,
+    epoch_batches,
+    fit,
+    prepare_fused,
+    validation_loss,
+)
 from streams import blobs
 
 STREAM = blobs(tasks=2)
@@ -154,7 +160,7 @@ def test_the_fused_optimiser_takes_the_steps_of_the_plain_one(nesterov):
             weights[0].grad = both[0].clone()
             weights[1].grad = both[1].clone() if number > 1 else None
             if fused:
-                prepare(optimizer)
+                prepare_fused(optimizer)
             optimizer.step()
         ends.append(weights)
     for plain, fused in zip(*ends, strict=True):

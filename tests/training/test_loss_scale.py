@@ -178,14 +178,14 @@ def test_the_scale_resumes_with_a_task_that_was_cut_short(tmp_path, monkeypatch)
     def stopping(self, *given):
         scales.append(self.scaler.get_scale())
         if len(scales) == 6:
-            checkpoints.asked = 15
+            checkpoints.stop_signal = 15
         return step(self, *given)
 
     checkpoints = CheckpointManager(tmp_path / "cut" / "learning")
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "step", stopping)
         learner().learn("one", points(), checkpoint_dir=tmp_path / "whole")
-        wanted, scales, checkpoints.asked = scales, [], None
+        wanted, scales, checkpoints.stop_signal = scales, [], None
         with pytest.raises(Stopped):
             learner().learn(
                 "one", points(), checkpoint_dir=tmp_path / "cut", checkpoints=checkpoints

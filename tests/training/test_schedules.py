@@ -9,7 +9,7 @@ def test_plateau_divides_after_patience_and_stops_below_the_lowest_rate():
     schedule = Plateau(0.1, lowest=0.03, factor=2.0, patience=2)
     verdicts, rates = [], []
     for loss in [5.0, 4.0, 4.0, 4.5, 3.0, 3.0, 3.0]:
-        verdicts.append(schedule.judge(loss))
+        verdicts.append(schedule.after_epoch(loss))
         rates.append(schedule.rate(0))
     assert verdicts == ["better", "better", "worse", "worse", "better", "worse", "stop"]
     assert rates == [0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.025]
@@ -18,9 +18,9 @@ def test_plateau_divides_after_patience_and_stops_below_the_lowest_rate():
 def test_plateau_counts_anew_after_an_improvement():
     schedule = Plateau(1.0, lowest=0.1, factor=2.0, patience=2)
     for loss in [3.0, 3.5, 2.0, 2.5]:
-        schedule.judge(loss)
+        schedule.after_epoch(loss)
     assert schedule.rate(0) == 1.0
-    schedule.judge(2.5)
+    schedule.after_epoch(2.5)
     assert schedule.rate(0) == 0.5
 
 

@@ -1,4 +1,4 @@
-"""States kept safely on disk: saved whole or not at all, checked when read, locked while used."""
+"""Checkpoints: saved atomically, verified when read, locked while in use."""
 
 from classgrad.checkpoints.errors import BadCheckpoint
 from classgrad.checkpoints.lock import Lock

@@ -1,8 +1,8 @@
 """A nested state as a JSON tree and a table of tensors, and back.
 
-Numbers, text, None, lists and dicts with text for keys are themselves in the tree. What JSON has no
-form for is an object with the key "$", which names its kind: a tuple, a dict with other keys, a
-float that is not finite, or a tensor, whose elements are in the table. Nothing in a tree can name
+Numbers, strings, None, lists and dicts with string keys are stored in the tree as they are. What
+JSON cannot express is an object with the key "$", which names its type: a tuple, a dict with other
+keys, a float that is not finite, or a tensor, whose elements are in the table. A tree cannot name
 code, so decoding one runs none.
 """
 
@@ -13,20 +13,20 @@ from typing import Any
 from torch import Tensor
 
 from classgrad.checkpoints.errors import BadCheckpoint
-from classgrad.checkpoints.tensors import restore, take
+from classgrad.checkpoints.tensors import from_storage, to_storage
 
 KIND = "$"  # patterns below have to spell it out
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-# Far below what Python and its JSON reader can follow, so that what is written can be read.
+# Far below the recursion limit of Python and its JSON parser, so that what is written can be read.
 DEEPEST = 50
 
 Tree = Any
 
 
 def encode(state: Any) -> tuple[Tree, dict[str, Tensor]]:
-    """Return the tree of a state and its tensors, which share memory with the state if they can.
+    """Return the tree of a state and its tensors, which share memory with the state if possible.
 
-    Subclasses come back as the plain kind: an OrderedDict as a dict, a Parameter as a tensor.
+    Subclasses come back as their base type: an OrderedDict as a dict, a Parameter as a tensor.
     Tensors come back on the CPU, with the same strides unless they had gaps.
 
     >>> encode({"step": 3, "best": (1.5, float("inf"))})[0]
@@ -37,7 +37,7 @@ def encode(state: Any) -> tuple[Tree, dict[str, Tensor]]:
 
 
 def decode(tree: Tree, tensors: dict[str, Tensor]) -> Any:
-    """Return the state of a tree and its tensors, each of which belongs to one place in it."""
+    """Return the state of a tree and its tensors, each of which must be used exactly once."""
     decoder = _Decoder(tensors)
     state = decoder.value(tree)
     if decoder.tensors:
@@ -46,26 +46,26 @@ def decode(tree: Tree, tensors: dict[str, Tensor]) -> Any:
 
 
 class _Walk(ABC):
-    """A walk through nested values that knows where it is."""
+    """A recursion over nested values that keeps track of its path."""
 
     def __init__(self, tensors: dict[str, Tensor] | None = None) -> None:
         self.tensors = dict(tensors or {})
         self.keys: list[str | int] = []
 
     def place(self) -> str:
-        """Return where the walk is, in one line."""
+        """Return the current path, in one line."""
         return "state" + "".join(f"[{key!r}]" for key in self.keys)
 
     def inside(self, key: str | int, value: Any) -> Any:
-        """Go to a value inside the present one and come back."""
+        """Convert a value inside the current one."""
         self.keys.append(key)
-        found = self.value(value)
+        converted = self.value(value)
         self.keys.pop()
-        return found
+        return converted
 
     @abstractmethod
     def value(self, value: Any) -> Any:
-        """Return what a value becomes."""
+        """Convert a value."""
 
 
 class _Encoder(_Walk):
@@ -109,11 +109,11 @@ class _Encoder(_Walk):
 
     def tensor(self, tensor: Tensor) -> Tree:
         try:
-            kept, form = take(tensor)
+            stored, form = to_storage(tensor)
         except TypeError as error:
             raise TypeError(f"cannot be stored: {self.place()}, {error}") from None
         name = str(len(self.tensors))
-        self.tensors[name] = kept
+        self.tensors[name] = stored
         return {KIND: "tensor", "name": name, **form}
 
 
@@ -141,14 +141,14 @@ class _Decoder(_Walk):
         raise self.bad("not of a known kind")
 
     def mapping(self, items: list[Tree]) -> dict[str | int, Any]:
-        found: dict[str | int, Any] = {}
+        decoded: dict[str | int, Any] = {}
         for item in items:
             match item:
-                case [str() | int() as key, value] if type(key) is not bool and key not in found:
-                    found[key] = self.inside(key, value)
+                case [str() | int() as key, value] if type(key) is not bool and key not in decoded:
+                    decoded[key] = self.inside(key, value)
                 case _:
                     raise self.bad("a dict with an item that has no key of its own")
-        return found
+        return decoded
 
     def tensor(self, name: str, form: dict[Any, Any]) -> Tensor:
         if name not in self.tensors:
@@ -156,7 +156,7 @@ class _Decoder(_Walk):
         if form.keys() != {"dtype", "shape", "strides"}:
             raise self.bad("a tensor without a proper form")
         try:
-            return restore(self.tensors.pop(name), **form)
+            return from_storage(self.tensors.pop(name), **form)
         except BadCheckpoint as error:
             raise self.bad(str(error)) from None
 

@@ -1,4 +1,4 @@
-"""The error for what cannot be used of a checkpoint."""
+"""The error for a checkpoint that cannot be used."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,21 +7,21 @@ from torch import Tensor
 
 from classgrad.errors import UserError
 
-# What code that loads a state raises if something in it is missing, or of another kind, shape or
-# size. All else is a mistake in the code, and comes through as what it is.
+# What loading a state raises if something in it is missing, or has another type, shape or size.
+# Any other error is a bug, and is not caught.
 DAMAGE = (KeyError, IndexError, TypeError, ValueError, OverflowError, RuntimeError)
-# All that a state is made of: of these, an attribute that is missing is asked of the wrong kind,
-# such as the items of a list.
+# All types that a state is made of. An AttributeError of one of them means that a value has the
+# wrong type, such as a list where `.items()` is called.
 PLAIN = (type(None), bool, int, float, str, list, tuple, dict, Tensor)
 
 
 class BadCheckpoint(UserError):
-    """What was read of a checkpoint is damaged, or was never written by classgrad."""
+    """A checkpoint is damaged, or was not written by classgrad."""
 
 
 @contextmanager
-def understood(what: str) -> Iterator[None]:
-    """Say in one line that something kept does not fit what it is for, if that is what is wrong."""
+def raising_bad_checkpoint(what: str) -> Iterator[None]:
+    """Turn errors that a damaged or foreign state causes into a BadCheckpoint of one line."""
     try:
         yield
     except UserError:
@@ -34,5 +34,5 @@ def understood(what: str) -> Iterator[None]:
 
 
 def _of_plain(error: AttributeError) -> bool:
-    """Tell whether it is a plain value that lacks the attribute; without a name, nobody knows."""
+    """Tell whether the object that lacks the attribute is a plain value; no, if it is unknown."""
     return error.name is not None and isinstance(error.obj, PLAIN)

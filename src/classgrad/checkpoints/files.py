@@ -1,4 +1,4 @@
-"""The files of one checkpoint: on disk when `write` returns, and whole when `read` does."""
+"""The files of one checkpoint: durable when `write` returns, and verified when `read` does."""
 
 import errno
 import hashlib
@@ -24,7 +24,7 @@ PIECE = 2**20
 
 
 def write(folder: Path, counter: int, state: dict[str, Any]) -> None:
-    """Write a checkpoint into a folder that is not there yet."""
+    """Write a checkpoint into a folder that does not exist yet."""
     tree, tensors = encode(state)
     text = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode() + b"\n"
     folder.mkdir()
@@ -38,9 +38,9 @@ def write(folder: Path, counter: int, state: dict[str, Any]) -> None:
 
 
 def read(folder: Path, counter: int) -> tuple[Manifest, dict[str, Any]]:
-    """Return a checkpoint's manifest and its state, brought up to date.
+    """Return a checkpoint's manifest and its state, migrated to the current schema.
 
-    Damage of any kind is a BadCheckpoint, which names the file.
+    Any damage raises a BadCheckpoint that names the file.
     """
     with _naming(MANIFEST):
         manifest = parse_manifest(_read_file(folder / MANIFEST, most=LARGEST_MANIFEST))
@@ -68,7 +68,7 @@ def _write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> Entry:
     def hashed() -> Iterator[bytes | memoryview]:
         nonlocal size
         for piece in pieces:
-            # A little at a time: what was just hashed is still in the processor's cache.
+            # In small pieces, so that a piece is still in the CPU's cache when it is written.
             for start in range(0, len(piece), PIECE):
                 part = piece[start : start + PIECE]
                 digest.update(part)
@@ -103,13 +103,13 @@ def _read_file(path: Path, most: int) -> bytes:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Say in the message of an error which file of the checkpoint is damaged."""
+    """Name the damaged file of the checkpoint in the message of an error."""
     try:
         yield
     except BadCheckpoint as error:
         raise BadCheckpoint(f"{name}: {error}") from None
     except OSError as error:
-        # A disk that fails is damage. Files that may not be read are not: the user can change that.
+        # A failing disk is damage; missing permissions are not, because the user can change them.
         if error.errno != errno.EIO:
             raise
         raise BadCheckpoint(f"{name}: {error.strerror}") from None

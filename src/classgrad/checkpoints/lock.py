@@ -1,4 +1,4 @@
-"""One process at a time: a file that says who uses a folder."""
+"""Locks: a file in a folder says which process uses it, and keeps others out."""
 
 import json
 import os
@@ -18,11 +18,11 @@ from classgrad.files import make_folder
 try:
     import fcntl
 except ImportError:
-    raise UserError("classgrad needs Linux or macOS: this system has no locks of files") from None
+    raise UserError("classgrad needs Linux or macOS: this system has no file locks") from None
 
 FILE_NAME = "lock.json"
 LARGEST = 2**12
-PATIENCE = 1.0  # seconds for another process to take the lock over
+PATIENCE = 1.0  # seconds to wait while another process takes the lock over
 
 
 class InUse(UserError):
@@ -31,27 +31,26 @@ class InUse(UserError):
 
 @dataclass(frozen=True)
 class Owner:
-    """A process: its number, the host it has this number on, and its start, as numbers recur."""
+    """A process: its pid, its host, and when it started, because pids are reused."""
 
     pid: int
     host: str
     started: str
 
     def runs_here(self) -> bool:
-        """Tell whether the process is of this host and is seen to run."""
+        """Tell whether the process is known to run on this host."""
         here = self.host == socket.gethostname()
         return here and self.started != "" and start_of(self.pid) == self.started
 
 
 class Lock:
-    """Keeps other processes away from a folder as long as the `with` block runs.
+    """Keep other processes out of a folder while the `with` block runs.
 
-    The lock is a finished file that is given its name by a hard link. That excludes other hosts on
-    every network filesystem, where locks of the kernel may not, but it outlives a process that was
-    killed. So the owner also holds a lock of the kernel on the file, which ends with the process:
-    who gets that one on the same host may put its own file in the place of the old one, and only
-    one process can get it. A process of another host cannot be looked at, so its file stays until
-    the user removes it.
+    The lock is a complete file that gets its name by a hard link. It excludes other hosts on every
+    network filesystem, where kernel locks may not, but the file outlives a killed process. So the
+    owner also holds a kernel lock on the file, which ends with the process: another process on the
+    same host that gets the kernel lock may replace the file, and only one can get it. Processes on
+    other hosts cannot be inspected, so their file stays until the user removes it.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -65,7 +64,7 @@ class Lock:
             make_folder(self.folder)
             self._handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
             _fill(self._handle)
-            # Neither is possible when the file comes, goes or changes hands at this very moment.
+            # Neither is possible while another process is creating, removing or replacing the file.
             end = time.monotonic() + PATIENCE
             while not (self._create(part) or self._take_over(part, end)):
                 time.sleep(0.01)
@@ -90,10 +89,10 @@ class Lock:
         self.release()
 
     def release(self) -> None:
-        """Let other processes use the folder, if this one has it."""
+        """Let other processes use the folder, if this one holds the lock."""
         if self._handle is None:
             return
-        # A file that cannot be removed is that of a dead process as soon as this one has ended.
+        # If the file cannot be removed, it belongs to a dead process once this one has ended.
         with suppress(OSError):
             if _is_at(self._handle, self.path):
                 self.path.unlink()
@@ -101,16 +100,16 @@ class Lock:
         self._handle = None
 
     def _create(self, part: Path) -> bool:
-        """Give the finished file its name, if there is none of that name."""
+        """Give the complete file its name, unless another has it."""
         try:
             os.link(part, self.path)
         except FileExistsError:
-            # A network filesystem may say so when its first answer, that it was made, got lost.
+            # A network filesystem may repeat a request whose reply was lost: the link is ours.
             return part.stat().st_nlink == 2
         return True
 
     def _take_over(self, part: Path, end: float) -> bool:
-        """Put the finished file in the place of one whose owner is dead."""
+        """Replace the file of a dead owner by the complete file."""
         try:
             with open(self.path, "rb+") as old:
                 owner, free = owner_in(self.path, old.read(LARGEST)), _lock(old.fileno())
@@ -138,7 +137,7 @@ class Lock:
 
 
 def owner_in(path: Path, content: bytes) -> Owner:
-    """Return the owner that a lock of this name and content tells of."""
+    """Return the owner named in the content of a lock file."""
     with suppress(BadCheckpoint):
         match parse_json(content):
             case {"pid": int(pid), "host": str(host), "started": str(started)}:
@@ -147,7 +146,7 @@ def owner_in(path: Path, content: bytes) -> Owner:
 
 
 def in_use(folder: Path) -> bool:
-    """Tell whether a process uses a folder; of one of another host its lock is believed."""
+    """Tell whether a process uses a folder; on another host, a lock file counts as in use."""
     path = folder / FILE_NAME
     try:
         with open(path, "rb") as lock:
@@ -159,24 +158,24 @@ def in_use(folder: Path) -> bool:
 
 
 def start_of(pid: int) -> str:
-    """Return what tells a process from others of the same number; "" if it does not run.
+    """Return what distinguishes a process from others with the same pid; "" if it does not run.
 
-    Also "" on systems without /proc, where the lock of the kernel has to tell.
+    Also "" on systems without /proc, where only the kernel lock can tell.
     """
     try:
         status = Path(f"/proc/{pid}/stat").read_bytes()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
-    # The name of the program comes second, in brackets, and may hold anything.
+    # The second field is the name of the program in brackets, which may contain anything.
     fields = status[status.rindex(b")") + 1 :].decode().split()
     state, started = fields[0], fields[19]
-    # A process that was killed is still listed until its parent asks how it ended.
+    # A killed process is listed as a zombie until its parent waits for it.
     return "" if state in ("Z", "X") else f"{boot} {started}"
 
 
 def _fill(handle: int) -> None:
-    """Name this process as the owner in a new file, and get the kernel's lock on it."""
+    """Write this process as the owner into a new file, and get the kernel lock on it."""
     owner = Owner(os.getpid(), socket.gethostname(), start_of(os.getpid()))
     os.write(handle, json.dumps(asdict(owner), indent=1).encode() + b"\n")
     os.fsync(handle)
@@ -184,11 +183,11 @@ def _fill(handle: int) -> None:
 
 
 def _lock(handle: int, *, shared: bool = False) -> bool:
-    """Get the kernel's lock on an open file; tell whether that was possible."""
+    """Get the kernel lock on an open file; tell whether that was possible."""
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError:
-        return False  # somebody has it, or the filesystem has no locks
+        return False  # another process has it, or the filesystem has no locks
     return True
 
 

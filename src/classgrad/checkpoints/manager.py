@@ -1,4 +1,4 @@
-"""When the state of a run is saved: now and then, and when the process is asked to stop."""
+"""When the state of a run is saved: at intervals, and when a signal asks the process to stop."""
 
 import signal
 import threading
@@ -13,115 +13,115 @@ from classgrad.checkpoints.store import Loaded, Store
 from classgrad.distributed import world
 from classgrad.errors import Stopped
 
-Hear = Callable[[int, FrameType | None], None]
+SignalHandler = Callable[[int, FrameType | None], None]
 
 
 @contextmanager
-def heard_by(hear: Hear) -> Iterator[None]:
-    """Call `hear` with the number of every such signal while the block runs."""
+def on_stop_signal(handler: SignalHandler) -> Iterator[None]:
+    """Call `handler` on SIGINT and SIGTERM while the block runs."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is told of signals
+        yield  # Python delivers signals to the main thread only
         return
-    before = {n: signal.signal(n, hear) for n in (signal.SIGINT, signal.SIGTERM)}
+    before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 FOLDER = "checkpoints"
 MINUTES = 5.0
-WORTH_SAVING = 30.0  # seconds of training that the base update after it should not put at risk
+WORTH_SAVING = 30.0  # seconds of training not to be lost in the base update after it
 
 
 class CheckpointManager:
-    """The checkpoints of a run; saves after so many minutes or steps, whichever comes first.
+    """Save the checkpoints of a run every few minutes or steps, whichever comes first.
 
-    Several processes save and stop after the same step, which they agree on; the main one writes.
+    Several processes agree on the step after which they save or stop; the main process writes.
     """
 
     def __init__(self, folder: Path, *, minutes: float = MINUTES, steps: int | None = None) -> None:
         self.store = Store(folder / FOLDER)
         self.minutes, self.steps = minutes, steps
-        self.asked: int | None = None  # the signal that came, if one did
-        self._heard: int | None = None  # the same, before other processes know
-        self._saved = time.monotonic()
-        self._taken = 0  # steps since then
-        self._patient = False
+        self.stop_signal: int | None = None  # received by any process; None if none was
+        self._own_signal: int | None = None  # received by this one, not yet shared
+        self._saved_at = time.monotonic()
+        self._steps_since_save = 0
+        self._deferring = False
 
     def load(self) -> Loaded | None:
-        """Return the newest state that is whole."""
+        """Return the newest state that is intact."""
         return self.store.load()
 
     def due(self) -> bool:
-        """Tell, after a step, whether it is time to save."""
-        self._taken += 1
-        late = time.monotonic() - self._saved >= 60 * self.minutes
-        many = self.steps is not None and self._taken >= self.steps
-        return self._agreed(late or many)
+        """Count a step, and tell whether it is time to save."""
+        self._steps_since_save += 1
+        late = time.monotonic() - self._saved_at >= 60 * self.minutes
+        many = self.steps is not None and self._steps_since_save >= self.steps
+        return self._agree(late or many)
 
     def worth_saving(self) -> bool:
-        """Tell, when training has ended, whether it should be saved before anything else."""
-        return self._agreed(time.monotonic() - self._saved >= WORTH_SAVING)
+        """Tell whether to save at the end of training, before the base update."""
+        return self._agree(time.monotonic() - self._saved_at >= WORTH_SAVING)
 
-    def _agreed(self, wanted: bool) -> bool:
-        """Tell whether any process wants to save, or is asked to stop: then all are."""
+    def _agree(self, wanted: bool) -> bool:
+        """Tell whether any process wants to save or was asked to stop; all get the same answer."""
         if world().size > 1:
-            late, asked = world().largest([wanted, self._heard or 0])
-            wanted, self.asked = bool(late), asked or None
-        return wanted or self.asked is not None
+            any_wants, number = world().max([wanted, self._own_signal or 0])
+            wanted, self.stop_signal = bool(any_wants), number or None
+        return wanted or self.stop_signal is not None
 
     def raise_if_stopped(self) -> None:
-        """Stop, if that was asked for when several processes could not agree on it."""
-        if self._agreed(False) and self.asked is not None:
-            raise Stopped(self.asked)
+        """Stop if a signal came at a time when several processes could not agree on it."""
+        if self._agree(False) and self.stop_signal is not None:
+            raise Stopped(self.stop_signal)
 
     def after_step(self, state: Callable[[], dict[str, Any]]) -> None:
-        """Save the state if it is time to, and stop if that was asked for."""
+        """Save the state if it is time to; stop if a signal came."""
         if self.due():
             self._save_or_stop(state())
 
     def after_training(self, state: Callable[[], dict[str, Any]]) -> None:
-        """Save before the base update, which can take long, and stop if that was asked for."""
+        """Save before the base update, which can take long; stop if a signal came."""
         if self.worth_saving():
             self._save_or_stop(state())
 
     def _save_or_stop(self, state: dict[str, Any]) -> None:
         self.save(state)
-        if self.asked is not None:
-            raise Stopped(self.asked)
+        if self.stop_signal is not None:
+            raise Stopped(self.stop_signal)
 
     def save(self, state: dict[str, Any]) -> None:
-        """Save a state; then stop, if that was asked for."""
-        with self.patience():
+        """Save a state; then stop if a signal came."""
+        with self.deferred_signals():
             world().on_main_process(lambda: self.store.save(state))
-        self._saved, self._taken = time.monotonic(), 0
+        self._saved_at, self._steps_since_save = time.monotonic(), 0
 
     def clear(self) -> None:
         """Remove all checkpoints."""
         world().on_main_process(self.store.clear)
 
-    def listening(self) -> AbstractContextManager[None]:
-        """Turn Ctrl-C and a request to end into `Stopped` while the block runs."""
-        return heard_by(self._hear)
+    def handle_stop_signals(self) -> AbstractContextManager[None]:
+        """Turn Ctrl-C and SIGTERM into `Stopped` while the block runs."""
+        return on_stop_signal(self._on_signal)
 
     @contextmanager
-    def patience(self) -> Iterator[None]:
-        """Let a first signal wait until the block has come to an end."""
-        outer, self._patient = self._patient, True
+    def deferred_signals(self) -> Iterator[None]:
+        """Defer a first signal to the end of the block."""
+        outer, self._deferring = self._deferring, True
         try:
             yield
         finally:
-            self._patient = outer
-        if self.asked is not None and not outer:
-            raise Stopped(self.asked)
+            self._deferring = outer
+        if self.stop_signal is not None and not outer:
+            raise Stopped(self.stop_signal)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if world().size > 1:  # a process that left alone would keep the others waiting
-            self._heard = number
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if world().size > 1:  # the others would wait for a process that stopped alone
+            self._own_signal = number
             return
-        again = self.asked is not None
-        self.asked = number
-        if again or not self._patient:
+        again = self.stop_signal is not None
+        self.stop_signal = number
+        if again or not self._deferring:
             raise Stopped(number)

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what its files must be, and a checksum of the manifest itself."""
+"""The manifest of a checkpoint: size and checksum of its files, and a checksum of itself."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is known of a checkpoint before its files are read."""
+    """What is known about a checkpoint before its files are read."""
 
     schema: int
     code: str  # the version of classgrad that wrote it
@@ -29,14 +29,14 @@ class Manifest:
         """Return the content of the manifest's file."""
         content = asdict(self)
         content["sha256"] = _checksum(content)
-        # Without an end of line, so that every byte counts: whatever is cut off is missed.
+        # Without a newline at the end, so that a file cut short by any byte is invalid.
         return json.dumps(content, indent=1).encode()
 
 
 def parse_manifest(data: bytes) -> Manifest:
     """Return the manifest in a file.
 
-    Its checksum and fields are those of every schema, so that a newer schema is always recognised,
+    Checksum and fields are the same in every schema, so that a newer schema is always recognised,
     and a flipped bit is never taken for one.
     """
     content = parse_json(data)
@@ -50,10 +50,10 @@ def parse_manifest(data: bytes) -> Manifest:
 
 
 def parse_json(data: bytes) -> Any:
-    """Return what a JSON text says, if it is strict JSON and no key is repeated."""
+    """Parse strict JSON in which no key is repeated."""
     try:
         return json.loads(
-            data.decode(), object_pairs_hook=_unrepeated, parse_constant=_refuse_constant
+            data.decode(), object_pairs_hook=_refuse_repeated_keys, parse_constant=_refuse_constant
         )
     except (ValueError, RecursionError) as error:
         raise BadCheckpoint(f"not JSON ({str(error)[:100]})") from None
@@ -65,21 +65,21 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def _entries(files: dict[str, Any]) -> dict[str, Entry]:
-    found = {}
+    entries = {}
     for name, entry in files.items():
         match entry:
             case {"size": int(size), "sha256": str(sha256)}:
-                found[name] = Entry(size, sha256)
+                entries[name] = Entry(size, sha256)
             case _:
                 raise BadCheckpoint("it is incomplete")
-    return found
+    return entries
 
 
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
         raise ValueError("a key is repeated")
-    return found
+    return content
 
 
 def _refuse_constant(word: str) -> Any:

@@ -1,18 +1,18 @@
-"""The version of what a checkpoint holds, and how older ones are brought up to date."""
+"""The schema version of checkpoints, and migrations from older ones."""
 
 from collections.abc import Callable
 from typing import Any
 
-# To be raised whenever a state changes its form, together with an entry in the table below and a
-# checkpoint of the old form in the tests, which has to stay readable.
+# Raise it whenever the form of a state changes, add a migration below, and keep a checkpoint of the
+# old form in the tests, which must stay readable.
 SCHEMA_VERSION = 1
 
-# By the version they start from: functions that bring a state one version further.
+# Functions that bring a state to the next version, by the version they start from.
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 
-def migrate(state: dict[str, Any], found: int) -> dict[str, Any]:
-    """Bring a state of an older version up to date, one version at a time."""
-    for version in range(found, SCHEMA_VERSION):
+def migrate(state: dict[str, Any], schema: int) -> dict[str, Any]:
+    """Bring a state of an older schema to the current one, one version at a time."""
+    for version in range(schema, SCHEMA_VERSION):
         state = MIGRATIONS[version](state)
     return state

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: a folder of numbered folders, of which the last two are kept."""
+"""The checkpoints of a run or learner: numbered folders, of which the last two are kept."""
 
 import errno
 import os
@@ -13,12 +13,12 @@ from classgrad.checkpoints.errors import BadCheckpoint
 from classgrad.errors import UserError
 from classgrad.files import make_folder, sync_folder
 
-# Folders that begin like this are being written or removed; nothing in them counts.
+# Prefix of folders that are being written or removed, which are ignored.
 PART = ".part-"
 
 REMEDIES = {
-    errno.ENOSPC: "make room; ",
-    errno.EDQUOT: "make room; ",
+    errno.ENOSPC: "free some space; ",
+    errno.EDQUOT: "free some space; ",
     errno.EROFS: "give a folder that can be written to; ",
     errno.EACCES: "give a folder that can be written to; ",
     errno.EPERM: "give a folder that can be written to; ",
@@ -27,7 +27,7 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Loaded:
-    """A state that was read, and what is known about it."""
+    """A state that was loaded, and the checkpoint it is from."""
 
     state: dict[str, Any]
     counter: int  # of the checkpoint; each has one more than the one before
@@ -38,17 +38,17 @@ class Loaded:
 class Store:
     """The checkpoints in a folder, which one process uses at a time.
 
-    A process that continues a run loads first: what it continues from is then kept until it has
-    saved twice, even if there is a newer checkpoint that is damaged.
+    A process that resumes a run loads first. The checkpoint it resumes from is then kept until it
+    has saved twice, even if there is a newer one that is damaged.
     """
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        self._last: int | None = None  # the last one that this process has loaded or saved
-        self._newest: int | None = None  # that was there then; it may be damaged
+        self._last: int | None = None  # the last that this process has loaded or saved
+        self._newest: int | None = None  # the newest on disk at that time; it may be damaged
 
     def save(self, state: dict[str, Any]) -> None:
-        """Save a state; it is on disk when this returns, and what was there before stays if not."""
+        """Save a state durably; if that fails, the checkpoint before stays intact."""
         last, part = None, None
         try:
             make_folder(self.folder)
@@ -70,7 +70,7 @@ class Store:
         self._remove(set(before) - {last})
 
     def load(self) -> Loaded | None:
-        """Return the newest state that is whole, or None if no checkpoint is there."""
+        """Return the newest state that is intact, or None if there is no checkpoint."""
         warnings: list[str] = []
         counters = self._counters_to_read()
         self._newest = max(counters, default=None)
@@ -92,7 +92,7 @@ class Store:
             )
         return None
 
-    def overtaken(self) -> bool:
+    def is_stale(self) -> bool:
         """Tell whether another process has saved here since this one loaded or saved."""
         return max(self._counters_to_read(), default=None) != self._newest
 
@@ -127,7 +127,7 @@ class Store:
                 # Renamed first, so that no checkpoint is ever half removed under its number.
                 os.rename(self._path(counter), self._part(counter))
             except OSError:
-                continue  # the new one is saved all the same; the next save tries again
+                continue  # the new one is saved nevertheless; the next save tries again
         self._remove_parts()
 
     def _remove_parts(self) -> None:
@@ -136,7 +136,7 @@ class Store:
 
     def _not_saved(self, error: OSError, last: int | None) -> UserError:
         kept = (
-            "no earlier checkpoint is there"
+            "there is no earlier checkpoint"
             if last is None
             else f"the checkpoint before, '{self._path(last).name}', is intact"
         )

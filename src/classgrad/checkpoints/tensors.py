@@ -1,4 +1,4 @@
-"""Tensors as bytes that any reader of safetensors understands, and back with their layout."""
+"""Tensors as safetensors files that any reader understands, and back with their strides."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from torch import Tensor
 from classgrad.checkpoints.errors import BadCheckpoint
 from classgrad.errors import shown
 
-# What every version of safetensors knows. The other dtypes are kept as bytes.
+# What every version of safetensors knows. Other dtypes are stored as bytes.
 NATIVE = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -39,12 +39,12 @@ AS_BYTES = (
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*NATIVE, *AS_BYTES)}
 
 
-def take(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
-    """Return what to keep of a tensor, contiguous and without a copy if possible, and its form.
+def to_storage(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    """Return a contiguous tensor to store, without a copy if possible, and the original's form.
 
     The form includes the strides, because kernels choose the order of their sums by them: a weight
-    that was channels_last and came back otherwise would not give the same bits. Only the gaps
-    between the elements of a slice are not kept.
+    that was channels_last and came back otherwise would not give the same bits. Only gaps between
+    the elements of a slice are dropped.
     """
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout != torch.strided or tensor.is_meta or dtype not in DTYPES:
@@ -59,30 +59,30 @@ def take(tensor: Tensor) -> tuple[Tensor, dict[str, Any]]:
     return flat.view(tensor.shape) if tensor.is_contiguous() else flat, form
 
 
-def restore(kept: Tensor, dtype: Any, shape: Any, strides: Any) -> Tensor:
-    """Return the tensor that `take` was given."""
+def from_storage(stored: Tensor, dtype: Any, shape: Any, strides: Any) -> Tensor:
+    """Return the tensor that `to_storage` was given."""
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise BadCheckpoint("a tensor of an unknown dtype")
     if not _counts(shape) or not _counts(strides) or len(shape) != len(strides):
         raise BadCheckpoint("a tensor without a proper shape")
-    if math.prod(max(size, 1) for size in shape) >= 2**63:  # more than torch can count, beside a 0
+    if math.prod(max(size, 1) for size in shape) >= 2**63:  # too large for torch, even beside a 0
         raise BadCheckpoint("a tensor without a proper shape")
     wanted = DTYPES[dtype]
-    kept_as = wanted if wanted in NATIVE else torch.uint8
-    elements = math.prod(shape) * (wanted.itemsize // kept_as.itemsize)
-    if kept.dtype != kept_as or kept.numel() != elements or not _dense(shape, strides):
+    stored_dtype = wanted if wanted in NATIVE else torch.uint8
+    elements = math.prod(shape) * (wanted.itemsize // stored_dtype.itemsize)
+    if stored.dtype != stored_dtype or stored.numel() != elements or not _dense(shape, strides):
         raise BadCheckpoint("a tensor whose elements do not fit its shape")
-    # A copy, because a part of a file lies anywhere: memory of torch's own is aligned as it was,
-    # and kernels may choose the order of their sums by that as well.
-    return kept.reshape(-1).clone().view(wanted).as_strided(shape, strides)
+    # A copy, because data from a file can have any alignment. Memory that torch allocates is
+    # aligned as it was, and kernels may choose the order of their sums by that as well.
+    return stored.reshape(-1).clone().view(wanted).as_strided(shape, strides)
 
 
 def file_pieces(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Give the bytes of a safetensors file one after another.
+    """Yield the bytes of a safetensors file piece by piece.
 
-    The library's own `save` refuses tensors that share memory, and holds a copy of all of them.
+    `safetensors.torch.save` refuses tensors that share memory, and holds a copy of all of them.
     """
-    # The widest first, so that all elements are aligned in the file.
+    # The widest dtypes first, so that all elements are aligned in the file.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
     header, end = {}, 0
     for name, tensor in ordered:
@@ -103,7 +103,7 @@ def from_file(content: bytes) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file."""
     try:
         return safetensors.torch.load(content)
-    except Exception as error:  # the library does not say which errors it raises
+    except Exception as error:  # safetensors does not document which errors it raises
         reason = " ".join(f"{type(error).__name__} {error}".split())
         raise BadCheckpoint(f"not a safetensors file ({shown(reason[:100])})") from None
 

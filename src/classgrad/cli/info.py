@@ -128,11 +128,11 @@ def room_line(room: "Sequence[LayerForecast]") -> str:
 
 def tell_learnt(console: "Console", learner: "Learner", task: str, folder: Path, new: bool) -> None:
     """Say in a few lines what a task came to."""
-    learnt = learner.tasks[learner.number(task)]
+    learnt = learner.tasks[learner.task_number(task)]
     accuracy = "no validation data: classes have too few images"
     if learnt.accuracy is not None:
         accuracy = f"{learnt.accuracy:.1f} % on validation data"
-    room = learner.room()
+    room = learner.forecast()
     lines = [
         ("task", task if new else f"{task}, learnt before from the same images"),
         ("classes", ", ".join(learnt.class_names)),

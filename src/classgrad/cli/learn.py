@@ -95,7 +95,7 @@ def learn(
     values = parse_settings(settings or [])
     console = Console(markup=False, highlight=False)
     checkpoints = CheckpointManager(state / LEARNING, minutes=save_minutes, steps=save_steps)
-    with checkpoints.listening():
+    with checkpoints.handle_stop_signals():
         wanted = Wanted(
             network, model, method, size, seed, precision, device, no_prototypes, values
         )

@@ -57,7 +57,7 @@ def predict(
     learner = opened(state, model, device)
     tell_warnings(aside, learner)
     if task is not None:
-        learner.number(task)  # refuses an unknown one before images are read
+        learner.task_number(task)  # refuses an unknown one before images are read
     with bar(aside, "reading", transient=True) as move:
         pictures, files, skipped = read_pictures(
             images, learner.size, skip_bad, lambda done, count: move(done / count, f"{done:,}")

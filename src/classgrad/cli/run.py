@@ -88,10 +88,10 @@ def run(
     from classgrad.runs.events import refuse_missing
     from classgrad.runs.run import (
         Run,
-        forget,
         has_saved_state,
         load_stream,
         refuse_other_processes,
+        remove_runs,
         run_folder,
     )
 
@@ -129,10 +129,10 @@ def run(
         if number == 0:  # whatever is wrong shows before the first run
             one_after_another = list(one_after_another)
             if fresh:
-                forget(folders)
+                remove_runs(folders)
         for one in one_after_another:
             assert one.checkpoints is not None
-            with one.checkpoints.listening(), progress_bar(console, one) as observer:
+            with one.checkpoints.handle_stop_signals(), progress_bar(console, one) as observer:
                 records.append(one.resume(observer, tell=tell))
                 one.checkpoints.raise_if_stopped()
     leave()

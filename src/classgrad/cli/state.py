@@ -72,7 +72,7 @@ def made_or_opened(folder: Path, wanted: Wanted) -> "Learner":
     if wanted.network is not None and wanted.model is not None:
         raise UserError("--network and --model contradict each other: give one of them")
     refuse_other_folder(folder)
-    if Store(folder / FOLDER).overtaken():  # there is something that a new store has not seen
+    if Store(folder / FOLDER).is_stale():  # there is something that a new store has not seen
         learner = opened(folder, wanted.model, wanted.device)
         refuse_changes(folder, learner, wanted)
         return learner
@@ -178,7 +178,7 @@ def settled(
     """Return the settings of method, training and network: given values over those before."""
     from classgrad import networks
     from classgrad.errors import unknown
-    from classgrad.runs.spec import assigned
+    from classgrad.runs.spec import assign_values
     from classgrad.training.config import Training
 
     parts: dict[str, type[Settings]] = {"method": kind, "training": Training}
@@ -187,7 +187,7 @@ def settled(
             raise unknown("network", network, networks.NETWORKS)
         parts["network_options"] = networks.NETWORKS[network].Options
     filled = {part: before.get(part, {}) for part in parts}
-    return assigned(parts, filled, values, network or "a model of your own")
+    return assign_values(parts, filled, values, network or "a model of your own")
 
 
 def made(model: str, seed: int) -> "nn.Module":

@@ -32,7 +32,7 @@ def watch(
     """
     import webbrowser
 
-    from classgrad.checkpoints.manager import heard_by
+    from classgrad.checkpoints.manager import on_stop_signal
     from classgrad.report.server import WatchedRuns, open_server
 
     def end(number: int, frame: object) -> None:
@@ -40,7 +40,7 @@ def watch(
 
     watched = WatchedRuns(runs, published_lines())
     try:
-        with heard_by(end), open_server(watched, port) as server:
+        with on_stop_signal(end), open_server(watched, port) as server:
             print(f"{server.address}  (Ctrl-C ends)", flush=True)
             if open_page:
                 webbrowser.open(server.address)

@@ -1,6 +1,6 @@
-"""Several processes that train one run together, as torchrun starts them.
+"""Several processes, started by torchrun, that train one run together.
 
-Nothing outside this package uses torch.distributed.
+No other package uses torch.distributed.
 """
 
 import os
@@ -14,10 +14,10 @@ from classgrad.errors import UserError, shown
 
 __all__ = ["World", "join", "leave", "world"]
 
-PATIENCE = timedelta(hours=12)  # with the slowest process; one that has died is noticed at once
+TIMEOUT = timedelta(hours=12)  # for the slowest process; one that has died is noticed at once
 
 _world = World()
-_joined = 0  # how often this process has found others
+_joined = 0  # how often this process has joined others
 
 
 def world() -> World:
@@ -26,20 +26,20 @@ def world() -> World:
 
 
 def join(*, gpu: bool = False) -> World:
-    """Find the other processes that torchrun has started with this one, if there are any.
+    """Connect to the other processes that torchrun has started, if there are any.
 
-    With `gpu` what is on GPUs goes from one to another by nccl, the rest by gloo.
+    With `gpu` tensors on GPUs are sent by nccl, all others by gloo.
     """
     global _world, _joined
-    if _world.size > 1 or number_of("WORLD_SIZE", 1) == 1:
+    if _world.size > 1 or env_count("WORLD_SIZE", 1) == 1:
         return _world
     try:
         store, process_index, size = next(distributed.rendezvous("env://"))
-        # What was written before torchrun started these again, or they met again, is not for them.
-        store = distributed.PrefixStore(f"start {started_before()}.{_joined}", store)
+        # Ignore what was written before torchrun restarted these processes, or they joined again.
+        store = distributed.PrefixStore(f"start {restart_count()}.{_joined}", store)
         backend = "cpu:gloo,cuda:nccl" if gpu and torch.cuda.is_available() else "gloo"
         distributed.init_process_group(
-            backend, store=store, rank=process_index, world_size=size, timeout=PATIENCE
+            backend, store=store, rank=process_index, world_size=size, timeout=TIMEOUT
         )
     except (RuntimeError, ValueError) as error:
         raise UserError(
@@ -52,21 +52,21 @@ def join(*, gpu: bool = False) -> World:
 
 
 def leave() -> None:
-    """Take leave of the other processes."""
+    """Disconnect from the other processes."""
     global _world
     if _world.size > 1:
         distributed.destroy_process_group()
     _world = World()
 
 
-def started_before() -> int:
-    """Return how often torchrun has started these processes before, after one was killed."""
+def restart_count() -> int:
+    """Return how often torchrun has restarted these processes, after one of them died."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def number_of(name: str, otherwise: int) -> int:
-    """Read a number from the environment."""
-    text = os.environ.get(name, str(otherwise))
+def env_count(name: str, default: int) -> int:
+    """Read a positive number of processes from an environment variable."""
+    text = os.environ.get(name, str(default))
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise UserError(f"{name}={shown(text)} is not a number of processes: start with torchrun")
     return int(text)

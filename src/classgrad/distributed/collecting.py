@@ -1,4 +1,4 @@
-"""What the layers see of a task's classes, gathered by several processes."""
+"""Collecting the inputs of layers with several processes."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -11,16 +11,16 @@ from classgrad.core.layers import Site
 from classgrad.core.subspace import Representation
 from classgrad.distributed import World, world
 
-BLOCKS = 8  # rows of blocks in which a symmetric matrix is sent
+BLOCKS = 8  # a symmetric matrix is sent in this many rows of blocks
 
 
 def processes() -> Processes:
-    """Return the processes that collect together: those of this run."""
+    """Return the processes of this run, for `collect`."""
     return ALONE if world().size == 1 else Together(world())
 
 
 class Together:
-    """Several processes, each with batches of its own: round after round they take one each."""
+    """Several processes that collect together: in each round every process takes one batch."""
 
     def __init__(self, together: World) -> None:
         self.world = together
@@ -30,7 +30,7 @@ class Together:
         return self.world.in_step(batches)
 
     def errors_shared(self) -> AbstractContextManager[None]:
-        """Raise an error that one process finds in the block in all of them."""
+        """Raise an error of one process in the block in all of them."""
         return self.world.errors_shared()
 
     def counts(
@@ -42,7 +42,7 @@ class Together:
     ) -> dict[int, tuple[int, int]]:
         """Return, by class, how many samples a round has before those of this process, and in all.
 
-        Batches of one round are in the order of the processes. Labels that others saw are noted.
+        Batches of a round are in the order of the processes. `labels` gets those that others saw.
         """
         assert classes is not None, "several processes have to name the classes"
         assert expected is not None
@@ -50,7 +50,7 @@ class Together:
         counts = [own.get(value, 0) for value in places]
         here = [value in own for value in places]
         seen = [value in labels for value in known]
-        table = self.world.table(torch.tensor([*counts, *here, *seen]))
+        table = self.world.gather(torch.tensor([*counts, *here, *seen]))
         by_process, present, others = table.split([len(places), len(places), len(known)], dim=1)
         labels.update(v for v, any_of in zip(known, others.any(0), strict=True) if any_of)
         before = by_process[: self.world.process_index].sum(0).tolist()
@@ -63,18 +63,18 @@ class Together:
 
     def in_any(self, values: Sequence[bool]) -> list[bool]:
         """Tell of each value whether it is true in any process."""
-        return [bool(value) for value in self.world.largest(values)]
+        return [bool(value) for value in self.world.max(values)]
 
     def merge(self, classes: Sequence[ClassInputs], sites: Mapping[str, Site]) -> None:
-        """Let the main process have what all have of these classes, and the others nothing.
+        """Sum what all processes have of these classes in the main process; others keep nothing.
 
-        A representation goes as C Cᵀ and a prototype as a sum, so what is sent depends on classes
-        and layers, not on how many samples are behind them. The main process then finds the bases
-        for all: they would only take the cores from each other.
+        A representation is sent as C Cᵀ and a prototype as a sum, so the traffic depends on classes
+        and layers, not on the number of samples. The main process then computes the bases for all:
+        several would only compete for the cores.
         """
         rows = self.world.sum(_table(classes, sites, _rows_of))
         counts = self.world.sum(_table(classes, sites, _samples_of))
-        widths = self.world.largest([_width(classes, name) for name in sites])
+        widths = self.world.max([_width(classes, name) for name in sites])
         for c, in_rows, in_samples in zip(classes, rows.tolist(), counts.tolist(), strict=True):
             for place, (name, site) in enumerate(sites.items()):
                 if in_rows[place]:
@@ -90,10 +90,10 @@ class Together:
 
 
 def summed_gram(together: World, gram: Tensor) -> Tensor:
-    """Return the sum of a symmetric matrix in the main process; half of it is sent, and a bit."""
+    """Return the sum of a symmetric matrix in the main process; little more than half is sent."""
     total = torch.empty_like(gram)
     size = max(1, -(-len(gram) // BLOCKS))
-    for start in range(0, len(gram), size):  # what is below a block is that beside it, turned
+    for start in range(0, len(gram), size):  # blocks below the diagonal are transposes
         stop = min(start + size, len(gram))
         block = together.sum_on_main_process(gram[start:stop, start:])
         total[start:stop, start:] = block

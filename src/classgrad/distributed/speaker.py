@@ -1,22 +1,22 @@
-"""Which of the processes of a run says what is wrong, so that it is said once."""
+"""Which of the processes of a run prints an error, so that it is printed once."""
 
 import os
 from datetime import timedelta
 
 from torch import distributed
 
-PATIENCE = timedelta(seconds=3)  # for the main process to say what is wrong
+PATIENCE = timedelta(seconds=3)  # to wait for the main process to print an error
 
 
 class Speaker:
-    """Whether process number `process_index` of `size` speaks; a store lets them know of others."""
+    """Decides whether process `process_index` of `size` prints; a store connects them."""
 
     def __init__(self, process_index: int, size: int, store: distributed.Store | None) -> None:
         self.process_index, self.size, self._store = process_index, size, store
 
     def speaks(self) -> bool:
-        """Tell whether this process is to say what is wrong: the main one, or one for it."""
-        if self._store is None:  # all that torchrun started here will say the same
+        """Tell whether this process prints an error: the main process, or one in its place."""
+        if self._store is None:  # not connected yet: all processes on a machine fail alike
             alone = os.environ.get("WORLD_SIZE", "1") == "1"
             return alone or os.environ.get("LOCAL_RANK", "0") == "0"
         if self.process_index == 0:
@@ -29,15 +29,15 @@ class Speaker:
         return False
 
     def _is_next(self) -> bool:
-        """Tell whether this process speaks for a main one that does not: one is enough."""
+        """Tell whether this process prints in place of a silent main process: only one does."""
         assert self._store is not None
         try:
             return self._store.add("speakers", 1) == 1
-        except RuntimeError:  # the store has died with the main process, and perhaps its machine
+        except RuntimeError:  # the store has died with the main process, or with its machine
             return self.process_index == 1 or os.environ.get("LOCAL_RANK") == "0"
 
     def spoken(self) -> None:
-        """Tell the others, when something was said, and wait until they know."""
+        """Tell the others that the main process has printed, and wait until they know."""
         if self._store is None or self.process_index > 0:
             return
         try:

@@ -1,9 +1,9 @@
-"""The processes of a run, which part of the work each does, and what they send to each other.
+"""The processes of a run: how they share the work, and what they send to each other.
 
-Every process has all data and draws the same random numbers. In training each works on its own
-shard of every batch, and what is computed of shards is put together: gradients are averaged,
-statistics of BatchNorm and Gram matrices are sums over processes. Elsewhere whole batches take
-turns among the processes. With one process every call is a no-op.
+Every process has all data and draws the same random numbers. In training each computes its own
+shard of every batch, and results are combined: gradients are averaged, statistics of BatchNorm and
+Gram matrices are summed over processes. Elsewhere processes take turns with whole batches. With one
+process every call is a no-op.
 """
 
 import hashlib
@@ -38,9 +38,9 @@ class World:
     ) -> None:
         self.process_index, self.size = process_index, size
         self.speaker = Speaker(process_index, size, store)
-        self.shard: Shard | None = None  # of the current batch, while it is split
-        # Bytes this process has given to others, each counted once: "sums" of what was computed,
-        # what one "handed" to all, and "counts", whole numbers with which they agree.
+        self.shard: Shard | None = None  # of the current batch, while it is sharded
+        # Bytes this process has sent: "sums" of floating-point values, "handed" in broadcasts, and
+        # "counts" of whole numbers. A value counts once, however many processes receive it.
         self.sent: Counter[str] = Counter()
 
     @property
@@ -48,10 +48,10 @@ class World:
         """Whether this is the process that writes and prints."""
         return self.process_index == 0
 
-    # Which part of the work each does.
+    # Sharing the work.
 
     def take_turns(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield what this process does of items that take turns among processes.
+        """Yield the items of this process, which are every size-th one.
 
         >>> list(World(1, 3).take_turns(range(8)))
         [1, 4, 7]
@@ -71,9 +71,9 @@ class World:
             yield item
 
     def shard_of(self, count: int) -> Shard:
-        """Return this process's shard of a batch of so many samples: they differ by one at most.
+        """Return this process's shard of a batch of `count` samples; sizes differ by one at most.
 
-        A batch with fewer samples than there are processes stays whole, and each has all of it.
+        A batch with fewer samples than processes stays whole, and every process has all of it.
 
         >>> [World(index, 3).shard_of(8).part for index in range(3)]
         [slice(0, 3, None), slice(3, 6, None), slice(6, 8, None)]
@@ -87,7 +87,7 @@ class World:
 
     @contextmanager
     def sharding(self, count: int) -> Iterator[Shard]:
-        """Split a batch of so many samples in the block; yield this process's shard."""
+        """Shard a batch of `count` samples in the block; yield this process's shard."""
         before, shard = self.shard, self.shard_of(count)
         self.shard = None if shard.is_whole else shard
         try:
@@ -96,27 +96,27 @@ class World:
             self.shard = before
 
     def most_rows(self, count: int) -> int:
-        """Return about how many rows a shard has: the same for all, where this has `count`."""
+        """Return roughly how many rows a shard has, equal in all processes; this has `count`."""
         return count if self.shard is None else -(-self.shard.of_whole(count) // self.size)
 
-    # What they send to each other.
+    # Communication.
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over processes."""
-        return self._sent(_kind(values), values, distributed.all_reduce)
+        return self._exchanged(_kind(values), values, distributed.all_reduce)
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean over processes."""
         return values if self.size == 1 else self.sum(values) / self.size
 
     def sum_on_main_process(self, values: Tensor) -> Tensor:
-        """Return the sum over processes in the main one; what others get is worth nothing."""
-        return self._sent(_kind(values), values, lambda total: distributed.reduce(total, 0))
+        """Return the sum over processes in the main one; what others get is undefined."""
+        return self._exchanged(_kind(values), values, lambda total: distributed.reduce(total, 0))
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Let the gradients of these parameters, where they have one, be the means over processes.
+        """Replace the gradients of these parameters by their means over processes.
 
-        All go in one message, so steps in which some parameters have no gradient are as any other.
+        All are sent in one message. Parameters without a gradient are skipped.
         """
         if self.size == 1:
             return
@@ -124,120 +124,120 @@ class World:
         if not gradients:
             return
         flat = torch.cat([gradient.flatten() for gradient in gradients])
-        self._send("sums", flat, distributed.all_reduce)
+        self._exchange("sums", flat, distributed.all_reduce)
         parts = flat.div_(self.size).split([gradient.numel() for gradient in gradients])
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view(gradient.shape))
 
-    def largest(self, values: Sequence[int]) -> list[int]:
-        """Return the largest over processes of each value."""
+    def max(self, values: Sequence[int]) -> list[int]:
+        """Return the maximum over processes of each value."""
         if self.size == 1:
             return list(values)
-        found = torch.tensor(values, dtype=torch.int64)
-        return self._sent(
-            "counts", found, lambda most: distributed.all_reduce(most, distributed.ReduceOp.MAX)
+        own = torch.tensor(values, dtype=torch.int64)
+        return self._exchanged(
+            "counts", own, lambda buffer: distributed.all_reduce(buffer, distributed.ReduceOp.MAX)
         ).tolist()
 
     def any(self, value: bool) -> bool:
-        """Tell whether it is so in any process."""
-        return bool(self.largest([value])[0])
+        """Tell whether a value is true in any process."""
+        return bool(self.max([value])[0])
 
-    def table(self, values: Tensor) -> Tensor:
-        """Return these values of every process, (size, ...)."""
+    def gather(self, values: Tensor) -> Tensor:
+        """Return the values of all processes, (size, ...)."""
         rows = values.new_zeros(self.size, *values.shape)
         rows[self.process_index] = values
         return self.sum(rows)
 
     def broadcast(self, values: Tensor) -> Tensor:
-        """Return what the main process has; the others have values of the same shape."""
-        return self._sent("handed", values, lambda found: distributed.broadcast(found, 0))
+        """Return the values of the main process; those of the others must have the same shape."""
+        return self._exchanged("handed", values, lambda buffer: distributed.broadcast(buffer, 0))
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
-        """Let these hold what the main process has."""
+        """Overwrite tensors with those of the main process."""
         if self.size > 1:
             for values in tensors:
                 values.copy_(self.broadcast(values))
 
     def broadcast_rows(self, find: Callable[[], Tensor], like: Tensor) -> Tensor:
-        """Return rows that the main process finds while the others wait; `like` has one shape."""
+        """Return the rows that `find` computes in the main process; `like` gives their shape."""
         if self.size == 1:
             return find()
         rows = find() if self.is_main_process else like[:0]
-        count = self.largest([len(rows)])[0]
+        count = self.max([len(rows)])[0]
         if not self.is_main_process:
             rows = rows.new_empty(count, *rows.shape[1:])
         return self.broadcast(rows)
 
     def broadcast_bytes(self, content: bytes) -> bytes:
-        """Return what the main process has, of any length."""
+        """Return the bytes of the main process, of any length."""
         return self._bytes_from(0, content)
 
     def _bytes_from(self, process_index: int, content: bytes) -> bytes:
-        """Return what one process has, of any length."""
+        """Return the bytes of one process, of any length."""
         if self.size == 1:
             return content
 
-        def given(values: Tensor) -> Tensor:
-            return self._sent(
-                "handed", values, lambda found: distributed.broadcast(found, process_index)
+        def broadcast(values: Tensor) -> Tensor:
+            return self._exchanged(
+                "handed", values, lambda buffer: distributed.broadcast(buffer, process_index)
             )
 
-        length = int(given(torch.tensor(len(content))))
-        found = torch.zeros(length, dtype=torch.uint8)
+        length = int(broadcast(torch.tensor(len(content))))
+        data = torch.zeros(length, dtype=torch.uint8)
         if self.process_index == process_index and content:
-            found = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        return given(found).numpy().tobytes()
+            data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        return broadcast(data).numpy().tobytes()
 
     @contextmanager
     def errors_shared(self) -> Iterator[None]:
-        """Raise an error that one process finds in the block in all of them, with its words."""
+        """Raise a UserError of one process in the block in all of them, with its message."""
         if self.size == 1:
             yield
             return
         error = None
         try:
             yield
-        except UserError as found:
-            error = found
-        number = self.largest([0 if error is None else self.process_index + 1])[0]
+        except UserError as own_error:
+            error = own_error
+        number = self.max([0 if error is None else self.process_index + 1])[0]
         if number:
             raise UserError(self._bytes_from(number - 1, str(error).encode()).decode())
 
     def on_main_process(self, work: Callable[[], object]) -> None:
-        """Let the main process do something while the others wait; an error is that of all."""
+        """Do something in the main process while the others wait; its error stops all of them."""
         error = None
         if self.is_main_process:
             try:
                 work()
-            except UserError as found:
-                error = found
+            except UserError as own_error:
+                error = own_error
         if self.any(error is not None):
-            raise error or UserError("the first process of the run cannot go on")
+            raise error or UserError("the main process has failed: see its message")
 
     def refuse_differences(
         self, values: Mapping[str, object], remedy: str = "start all of them with the same"
     ) -> None:
-        """Refuse to continue where processes differ in some of these."""
+        """Refuse to continue if processes differ in any of these values."""
         if self.size == 1:
             return
-        found = [hashlib.blake2b(repr(v).encode(), digest_size=7) for v in values.values()]
-        numbers = [int.from_bytes(one.digest()) for one in found]
-        highest = self.largest([*numbers, *(-number for number in numbers)])
+        hashes = [hashlib.blake2b(repr(v).encode(), digest_size=7) for v in values.values()]
+        numbers = [int.from_bytes(value.digest()) for value in hashes]
+        highest = self.max([*numbers, *(-number for number in numbers)])
         lowest = [-number for number in highest[len(numbers) :]]
         for name, low, high in zip(values, lowest, highest, strict=False):
             if low != high:
                 raise UserError(f"the processes of this run differ in {name}: {remedy}")
 
-    def _sent(self, kind: str, values: Tensor, work: Callable[[Tensor], object]) -> Tensor:
-        """Return what becomes of a copy of these values when all processes give theirs."""
+    def _exchanged(self, kind: str, values: Tensor, work: Callable[[Tensor], object]) -> Tensor:
+        """Return the result of a collective operation on a copy of these values."""
         if self.size == 1:
             return values
-        found = values.detach().clone(memory_format=torch.contiguous_format)
-        self._send(kind, found, work)
-        return found
+        buffer = values.detach().clone(memory_format=torch.contiguous_format)
+        self._exchange(kind, buffer, work)
+        return buffer
 
-    def _send(self, kind: str, values: Tensor, work: Callable[[Tensor], object]) -> None:
-        """Let all processes give their values; say in one line if another process is gone."""
+    def _exchange(self, kind: str, values: Tensor, work: Callable[[Tensor], object]) -> None:
+        """Run a collective operation in place; raise a UserError if another process is gone."""
         self.sent[kind] += values.nbytes
         try:
             work(values)

@@ -132,7 +132,7 @@ class CopyingCheckpoints(CheckpointManager):
 
     def save(self, state: dict[str, Any]) -> None:
         """Save and copy a state; then stop, if that was asked for."""
-        with self.patience():
+        with self.deferred_signals():
             super().save(state)
             self.remote.push(self.folder)
 

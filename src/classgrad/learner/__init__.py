@@ -1,1 +1,1 @@
-"""Learning for years: a network that gets new tasks now and then, predicts, and is kept on disk."""
+"""Long-term learning: a network that gets new tasks over the years, predicts, and is saved."""

@@ -1,11 +1,11 @@
-"""What later tasks did to the answers of an earlier one: nothing, or how much.
+"""Drift: how far later tasks have moved the outputs for an earlier one.
 
-    reference = learner.reference(images, "birds")  # after "birds", before what comes next
+    reference = learner.reference(images, "birds")  # after "birds", before the next task
     learner.learn("fish", ...)
     print(leakage(learner, reference))
 
-Images of any kind will do, and need no labels. A reference belongs to the user: a learner keeps no
-images, so a reference is no part of its state, and is saved and loaded by itself.
+Any images will do, and need no labels. A reference belongs to the user: a learner keeps no images,
+so a reference is not part of its state, and is saved and loaded separately.
 """
 
 import json
@@ -31,33 +31,33 @@ NAME = "classgrad-reference"  # of the metadata in a file
 IDENTITY = ("class_names", "samples", "sharpness", "when", "data")
 
 
-class Answering(Protocol):
-    """What has to be known of a learner to hear its answers."""
+class LearnerLike(Protocol):
+    """The part of a learner that drift is measured with."""
 
     size: int
     input_shape: tuple[int, ...]
 
     @property
     def tasks(self) -> Sequence[LearntTask]:
-        """What was learnt."""
+        """The tasks learnt so far."""
 
     @property
     def net(self) -> Network:
         """The network with the heads of all tasks."""
 
-    def number(self, task: str) -> int:
+    def task_number(self, task: str) -> int:
         """Return the number of a task."""
 
     def inputs(self, images: Tensor) -> Tensor:
-        """Return what the network sees of images."""
+        """Return inputs of the network for images."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What a learner once said to some images of a task.
+    """Outputs of a learner for some images of a task, recorded at one time.
 
-    It holds the images as they were given: keep it as you keep them. `identity` is what the learner
-    knew of the task, by which the answers of another learner are told.
+    It holds the images as they were given, so protect it as you protect them. `identity` describes
+    the task when it was learnt; `leakage` uses it to refuse a reference of another learner.
     """
 
     images: Tensor  # (n, *input_shape)
@@ -66,10 +66,10 @@ class Reference:
     identity: dict[str, Any]
 
     def save(self, path: Path | str) -> None:
-        """Write images and logits to one safetensors file; a file that is there is replaced."""
+        """Write images and logits to one safetensors file; replace an existing one."""
         path = Path(path)
         if path.is_dir() or not path.parent.is_dir():
-            raise UserError(f"'{shown(path)}' is not a file in a folder: give another name")
+            raise UserError(f"'{shown(path)}' cannot be written: give a file in an existing folder")
         tensors = {"images": self.images.contiguous(), "logits": self.logits.contiguous()}
         about = {NAME: json.dumps({"task": self.task, "identity": self.identity})}
         write_atomic(path, lambda part: safetensors.torch.save_file(tensors, part, about))
@@ -82,17 +82,17 @@ class Reference:
         try:
             with safe_open(path, "pt") as file:
                 about = json.loads((file.metadata() or {})[NAME])
-                # Copies: a tensor of the library's may lie in the file, which can change.
+                # Cloned, as safetensors may map tensors to the file, which can change.
                 images, logits = (file.get_tensor(name).clone() for name in ("images", "logits"))
-                found = cls(images, logits, **about)
-            found.refuse_misshapen()
-        except Exception as error:  # the library does not say which errors it raises
+                reference = cls(images, logits, **about)
+            reference.refuse_misshapen()
+        except Exception as error:  # safetensors does not document which errors it raises
             reason = shown(" ".join(f"{type(error).__name__} {error}".split()))
             raise UserError(f"'{shown(path)}' is not a reference: {reason}") from None
-        return found
+        return reference
 
     def refuse_misshapen(self) -> None:
-        """Refuse what cannot have been said to these images."""
+        """Refuse logits that cannot be outputs for these images."""
         classes = self.identity["class_names"]
         if not isinstance(self.task, str) or not isinstance(classes, list):
             raise TypeError("its task or classes are not names")
@@ -104,15 +104,15 @@ class Reference:
 
 @dataclass(frozen=True)
 class Leakage:
-    """How far a learner's answers to the images of a reference have moved.
+    """How far a learner's outputs for the images of a reference have moved.
 
     The change of an image's logits is ‖now - then‖ / ‖then‖, over classes that are not forgotten.
     """
 
     task: str
     mean: float  # change, over the images
-    largest: float
-    changed: int  # predictions with the task given
+    largest: float  # change of any image
+    changed: int  # predictions that changed, with the task known
     images: int
 
     def __str__(self) -> str:
@@ -122,37 +122,37 @@ class Leakage:
         )
 
 
-def take(learner: Answering, images: Images, task: str) -> Reference:
-    """Return what a learner says now to images of a task, given as for `Learner.predict`."""
-    number = learner.number(task)
-    given = images if isinstance(images, Tensor) else as_pictures(images, learner.size)
-    given = given[None] if tuple(given.shape) == learner.input_shape else given
-    if not given.numel():
+def take_reference(learner: LearnerLike, images: Images, task: str) -> Reference:
+    """Return the current outputs of a learner for images of a task, as `Learner.predict` takes."""
+    number = learner.task_number(task)
+    batch = images if isinstance(images, Tensor) else as_pictures(images, learner.size)
+    batch = batch[None] if tuple(batch.shape) == learner.input_shape else batch
+    if not batch.numel():
         raise UserError("a reference needs images: give at least one")
     return Reference(
-        given.detach().cpu().clone(),
-        answers(learner, given, number),
+        batch.detach().cpu().clone(),
+        task_logits(learner, batch, number),
         task,
         identity(learner, number),
     )
 
 
-def leakage(learner: Answering, reference: Reference) -> Leakage:
-    """Return how far the answers to a reference have moved since it was taken."""
-    number = learner.number(reference.task)
+def leakage(learner: LearnerLike, reference: Reference) -> Leakage:
+    """Return how far a learner's outputs have moved since a reference was taken."""
+    number = learner.task_number(reference.task)
     if identity(learner, number) != reference.identity:
         raise UserError(
-            f"this reference is of another learner: task '{reference.task}' of this one was learnt "
-            "at another time or from other classes; take a new reference"
+            f"this reference is of another learner: task '{reference.task}' of this learner was "
+            "learnt at another time or from other data; take a new reference"
         )
-    about = learner.tasks[number]
-    kept = [place for place, name in enumerate(about.class_names) if name not in about.forgotten]
+    learnt = learner.tasks[number]
+    kept = [i for i, name in enumerate(learnt.class_names) if name not in learnt.forgotten]
     if not kept:
-        raise UserError(f"all classes of task '{about.name}' are forgotten: nothing is left of it")
+        raise UserError(f"all classes of task '{learnt.name}' are forgotten: choose another task")
     then = reference.logits[:, kept].double()
-    now = answers(learner, reference.images, number)[:, kept].double()
+    now = task_logits(learner, reference.images, number)[:, kept].double()
     moved = (now - then).norm(dim=1)
-    change = torch.where(moved == 0, 0.0, moved / then.norm(dim=1))  # zeros that stay are no change
+    change = torch.where(moved == 0, 0.0, moved / then.norm(dim=1))  # 0 / 0 means no change
     return Leakage(
         task=reference.task,
         mean=float(change.mean()),
@@ -163,15 +163,15 @@ def leakage(learner: Answering, reference: Reference) -> Leakage:
 
 
 @torch.no_grad()
-def answers(learner: Answering, images: Tensor, number: int) -> Tensor:
-    """Return the logits of a task's classes."""
+def task_logits(learner: LearnerLike, images: Tensor, number: int) -> Tensor:
+    """Return the logits of a task's classes for images."""
     net = learner.net.eval()
     batches = learner.inputs(images).split(BATCH)
     logits = torch.cat([net(x, number) for x in batches])
     return logits[:, : len(learner.tasks[number].class_names)].cpu()
 
 
-def identity(learner: Answering, number: int) -> dict[str, Any]:
-    """Return what tells a task of this learner from that of another, and stays as it is."""
-    about = asdict(learner.tasks[number])
-    return {name: about[name] for name in IDENTITY}
+def identity(learner: LearnerLike, number: int) -> dict[str, Any]:
+    """Return what identifies a task of this learner, and never changes."""
+    learnt = asdict(learner.tasks[number])
+    return {name: learnt[name] for name in IDENTITY}

@@ -1,4 +1,4 @@
-"""One task of a learner as a file that PyTorch alone can use: images in, probabilities out.
+"""Export one task of a learner to a file that PyTorch alone can run: images to probabilities.
 
     import json, torch
     about = {"classgrad.json": ""}
@@ -6,10 +6,10 @@
     names = json.loads(about["classgrad.json"])["classes"]
     print(names[model(images)[0].argmax()])
 
-Images are floats in [0, 1] of shape (n, *input_shape), as many as come; what comes out is (n,
-classes), with a zero for each class that was forgotten. The file holds all that is needed for this
-task, and what only other tasks use is left out. PyTorch does not promise that a later version reads
-it: keep the state, and export again.
+Images are floats in [0, 1] of shape (n, *input_shape) for any n; the output is (n, classes), with
+zeros for forgotten classes. The file holds all weights that this task needs, and none that only
+other tasks use. PyTorch does not promise that later versions can read it: keep the learner's folder
+to export again.
 """
 
 import copy
@@ -27,23 +27,23 @@ from classgrad.files import write_atomic
 from classgrad.learner.learner import Learner
 from classgrad.prediction.calibration import probabilities
 
-ENDING = ".pt2"
-ABOUT = "classgrad.json"  # in the file: what the numbers mean
+SUFFIX = ".pt2"
+METADATA = "classgrad.json"  # name inside the file
 
 
 class Predictor(nn.Module):
-    """From images in [0, 1] to the probabilities of one task's classes."""
+    """Map images in [0, 1] to the probabilities of one task's classes."""
 
     def __init__(self, learner: Learner, number: int) -> None:
         super().__init__()
-        about = learner.tasks[number]
-        self.net = copy.deepcopy(learner.net).cpu()  # a file for any machine
+        task = learner.tasks[number]
+        self.net = copy.deepcopy(learner.net).cpu()  # for machines without the learner's device
         self.number, self.transform = number, learner.transform
-        self.sharpness = about.sharpness["confidence"]
-        self.classes = len(about.class_names)
-        self.forgotten = [about.class_names.index(name) for name in about.forgotten]
+        self.sharpness = task.sharpness["confidence"]
+        self.classes = len(task.class_names)
+        self.forgotten = [task.class_names.index(name) for name in task.forgotten]
         self.eval().requires_grad_(False)
-        for weight in self.parameters():  # PyTorch cannot be relied on to write channels last
+        for weight in self.parameters():  # torch.export does not reliably save channels_last
             weight.data = weight.data.contiguous()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -55,20 +55,20 @@ class Predictor(nn.Module):
 def export(
     learner: Learner, path: Path | str, task: str | None = None, *, force: bool = False
 ) -> None:
-    """Write one task of a learner to a file; the only one need not be named.
+    """Write one task of a learner to a file; `task` may be left out if there is only one.
 
-    A file that is there already is replaced with `force` alone.
+    An existing file is replaced only with `force`.
     """
     path = Path(path)
     refuse_place(path, force)
-    number = asked_task(learner, task)
-    program = traced(Predictor(learner, number), learner.input_shape)
+    number = exported_task(learner, task)
+    program = trace(Predictor(learner, number), learner.input_shape)
     drop_unused(program)
-    about = json.dumps(described(learner, number), indent=1)
+    about = json.dumps(metadata(learner, number), indent=1)
 
     def write(part: Path) -> None:
         with open(part, "w+b") as file:
-            torch.export.save(program, file, extra_files={ABOUT: about})
+            torch.export.save(program, file, extra_files={METADATA: about})
 
     try:
         write_atomic(path, write)
@@ -77,50 +77,50 @@ def export(
 
 
 def refuse_place(path: Path, force: bool) -> None:
-    """Refuse a path that is no place for a model."""
-    if path.suffix != ENDING:
-        raise UserError(f"'{shown(path)}' does not end in {ENDING}: give a name that does")
+    """Refuse a path that a model cannot be written to."""
+    if path.suffix != SUFFIX:
+        raise UserError(f"'{shown(path)}' does not end in {SUFFIX}: give a name that does")
     if path.is_dir():
         raise UserError(f"'{shown(path)}' is a folder: give the name of a file")
     if not path.parent.is_dir():
         raise UserError(f"'{shown(path.parent)}' is not a folder: make it, or give another")
     if path.exists() and not force:
         raise UserError(
-            f"'{shown(path)}' is there already: give another name, or force it", hint="force"
+            f"'{shown(path)}' exists already: give another name, or force it", hint="force"
         )
 
 
-def asked_task(learner: Learner, task: str | None) -> int:
-    """Return the number of the task that is to be exported."""
-    learner.net  # noqa: B018  # says so if nothing was learnt
+def exported_task(learner: Learner, task: str | None) -> int:
+    """Return the number of the task to be exported."""
+    learner.net  # noqa: B018  # raises if nothing was learnt
     names = [learnt.name for learnt in learner.tasks]
     if task is None and len(names) > 1:
-        raise UserError(f"this learner knows several tasks, {', '.join(names)}: say which")
-    number = learner.number(names[0] if task is None else task)
-    about = learner.tasks[number]
-    if len(about.forgotten) == len(about.class_names):
-        raise UserError(f"all classes of task '{about.name}' are forgotten: nothing is left of it")
+        raise UserError(f"this learner knows several tasks, {', '.join(names)}: choose one")
+    number = learner.task_number(names[0] if task is None else task)
+    learnt = learner.tasks[number]
+    if len(learnt.forgotten) == len(learnt.class_names):
+        raise UserError(f"all classes of task '{learnt.name}' are forgotten: choose another task")
     return number
 
 
-def traced(predictor: Predictor, input_shape: tuple[int, ...]) -> ExportedProgram:
-    """Return what a predictor computes, for any number of images."""
-    # Two, because PyTorch takes a single image for a size that never changes.
+def trace(predictor: Predictor, input_shape: tuple[int, ...]) -> ExportedProgram:
+    """Trace a predictor for any number of images."""
+    # Two images, because torch.export treats a batch of one as a constant size.
     images = torch.zeros(2, *input_shape, dtype=next(predictor.parameters()).dtype)
     try:
         with torch.no_grad():
             return torch.export.export(
                 predictor, (images,), dynamic_shapes={"images": {0: Dim("n")}}
             )
-    except Exception as error:  # whatever a trunk of the user's own does
+    except Exception as error:  # a trunk of the user's own can raise anything
         reason = shown(" ".join(str(error).split()))
         raise UserError(f"PyTorch cannot export this network: {reason}") from None
 
 
 def drop_unused(program: ExportedProgram) -> None:
-    """Take out the weights that no result depends on, which are those of other tasks.
+    """Remove weights that the output does not depend on, which are those of other tasks.
 
-    So go the inputs it was traced with, which PyTorch would pickle, and the paths of sources.
+    Remove the example inputs too, which PyTorch would pickle, and paths of source files.
     """
     program.example_inputs = None
     for node in program.graph.nodes:
@@ -139,14 +139,14 @@ def drop_unused(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def described(learner: Learner, number: int) -> dict[str, object]:
-    """Return what has to be known to use an exported task."""
-    about = learner.tasks[number]
+def metadata(learner: Learner, number: int) -> dict[str, object]:
+    """Return what a user of an exported task needs to know."""
+    task = learner.tasks[number]
     return {
         "classgrad": __version__,
-        "task": about.name,
-        "classes": about.class_names,
-        "forgotten": about.forgotten,
+        "task": task.name,
+        "classes": task.class_names,
+        "forgotten": task.forgotten,
         "input_shape": list(learner.input_shape),
         "dtype": str(next(learner.net.parameters()).dtype).removeprefix("torch."),
     }

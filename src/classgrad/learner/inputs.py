@@ -1,4 +1,4 @@
-"""What a user gives to learn from: folders of pictures, tensors, or a dataset of PyTorch's."""
+"""Training data as users give them: folders of pictures, tensors, or a PyTorch dataset."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from classgrad.data.pictures import read_class_folders
 from classgrad.errors import UserError
 from classgrad.tasks import Split
 
-# What a user may give to learn from, and to ask about.
+# What a user may give to learn from, and to predict.
 Data = str | Path | Split | tuple[Any, Any] | Iterable[tuple[Any, Any]] | Dataset[Any]
 Images = Tensor | str | Path | Picture | Sequence[str | Path] | Sequence[Picture]
 
@@ -23,34 +23,34 @@ def as_split(
 ) -> tuple[Split, tuple[str, ...]]:
     """Return images with labels that count from 0, and the names of the classes.
 
-    A path is a folder with a folder of pictures for each class. Labels are whole numbers, with
-    `classes` for names, or names themselves. A dataset is anything that gives (image, label) pairs.
+    A path is that of a folder with one folder of pictures per class. Labels are whole numbers, with
+    `classes` for names, or names themselves. A dataset is anything that has (image, label) pairs.
     """
     if isinstance(data, str | Path):
-        found = read_class_folders(Path(data), size, skip_bad)
-        refuse_names(classes, found.class_names)
-        return Split(found.images, found.labels), tuple(found.class_names)
+        pictures = read_class_folders(Path(data), size, skip_bad)
+        refuse_other_names(classes, pictures.class_names)
+        return Split(pictures.images, pictures.labels), tuple(pictures.class_names)
     if isinstance(data, Split):
-        return data, names_of(data.labels, classes)
+        return data, class_names_of(data.labels, classes)
     if isinstance(data, tuple) and len(data) == 2:
         images, labels = data
     else:
-        images, labels = pairs(data)
-    numbers, names = numbered(labels, classes)
+        images, labels = stack_pairs(data)
+    numbers, names = encode_labels(labels, classes)
     return Split(torch.as_tensor(images), numbers), names
 
 
-def refuse_names(classes: Sequence[str] | None, found: Sequence[str]) -> None:
+def refuse_other_names(classes: Sequence[str] | None, folders: Sequence[str]) -> None:
     """Refuse names that are not those of the folders."""
-    if classes is not None and list(classes) != list(found):
+    if classes is not None and list(classes) != list(folders):
         raise UserError(
-            f"the classes are named by their folders, {', '.join(found)}: leave out "
+            f"the classes are named by their folders, {', '.join(folders)}: leave out "
             f"'{', '.join(classes)}'"
         )
 
 
-def pairs(data: Any) -> tuple[Tensor, list[Any]]:
-    """Return all images and labels of a dataset."""
+def stack_pairs(data: Any) -> tuple[Tensor, list[Any]]:
+    """Return all images of a dataset as one tensor, and its labels."""
     images, labels = [], []
     try:
         sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
@@ -59,27 +59,27 @@ def pairs(data: Any) -> tuple[Tensor, list[Any]]:
             labels.append(label.item() if isinstance(label, Tensor) else label)
     except (TypeError, ValueError):
         raise UserError(
-            "the training data are not understood: give a folder, (images, labels), or a dataset "
-            "of (image, label) pairs whose images are tensors"
+            "training data of this type cannot be used: give a folder, (images, labels), or a "
+            "dataset of (image, label) pairs whose images are tensors"
         ) from None
     if not images:
-        raise UserError("the training data are empty")
+        raise UserError("the training data are empty: give at least one image of each class")
     if len({image.shape for image in images}) > 1:
         shapes = sorted({tuple(image.shape) for image in images})
-        raise UserError(f"images have shapes {shapes[0]} and {shapes[-1]}: make them all alike")
+        raise UserError(f"images have shapes {shapes[0]} and {shapes[-1]}: give all the same")
     return torch.stack(images), labels
 
 
-def numbered(labels: Any, classes: Sequence[str] | None) -> tuple[Tensor, tuple[str, ...]]:
+def encode_labels(labels: Any, classes: Sequence[str] | None) -> tuple[Tensor, tuple[str, ...]]:
     """Return labels as numbers from 0, and the names of the classes."""
-    listed = labels if isinstance(labels, list | tuple) else None
-    if listed is not None and any(isinstance(label, str) for label in listed):
-        names = tuple(sorted(set(map(str, listed)))) if classes is None else tuple(classes)
-        places = {name: number for number, name in enumerate(names)}
-        for label in listed:
-            if label not in places:
-                raise UserError(f"label '{label}' is none of the classes {', '.join(names)}")
-        return torch.tensor([places[label] for label in listed]), names
+    sequence = labels if isinstance(labels, list | tuple) else None
+    if sequence is not None and any(isinstance(label, str) for label in sequence):
+        names = tuple(sorted(set(map(str, sequence)))) if classes is None else tuple(classes)
+        number_of = {name: number for number, name in enumerate(names)}
+        for label in sequence:
+            if label not in number_of:
+                raise UserError(f"label '{label}' is not one of the classes {', '.join(names)}")
+        return torch.tensor([number_of[label] for label in sequence]), names
     numbers = torch.as_tensor(labels)
     if numbers.is_floating_point() or numbers.dtype == torch.bool or numbers.dim() != 1:
         raise UserError(
@@ -87,27 +87,29 @@ def numbered(labels: Any, classes: Sequence[str] | None) -> tuple[Tensor, tuple[
             "name for each image"
         )
     numbers = numbers.to(torch.int64)
-    return numbers, names_of(numbers, classes)
+    return numbers, class_names_of(numbers, classes)
 
 
-def names_of(labels: Tensor, classes: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of classes that are numbers: those given, or the numbers."""
+def class_names_of(labels: Tensor, classes: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names given for numbered classes, or the numbers as names."""
     if classes is not None:
         return tuple(classes)
     return tuple(str(number) for number in range(int(labels.max()) + 1 if len(labels) else 0))
 
 
-def divided(split: Split, share: float, generator: torch.Generator) -> tuple[Split, Split]:
-    """Keep a share of every class apart for validation, all but one image at most."""
-    kept, apart = [], []
+def split_off_validation(
+    split: Split, share: float, generator: torch.Generator
+) -> tuple[Split, Split]:
+    """Return training and validation data: a share of every class, leaving at least one image."""
+    train_parts, valid_parts = [], []
     for label in split.labels.unique():
-        own = (split.labels == label).nonzero().flatten()
-        own = own[torch.randperm(len(own), generator=generator)]
-        count = min(round(share * len(own)), len(own) - 1)
-        apart.append(own[:count])
-        kept.append(own[count:])
-    first, second = torch.cat(kept).sort().values, torch.cat(apart).sort().values
+        of_class = (split.labels == label).nonzero().flatten()
+        of_class = of_class[torch.randperm(len(of_class), generator=generator)]
+        count = min(round(share * len(of_class)), len(of_class) - 1)
+        valid_parts.append(of_class[:count])
+        train_parts.append(of_class[count:])
+    train, valid = torch.cat(train_parts).sort().values, torch.cat(valid_parts).sort().values
     return (
-        Split(split.images[first], split.labels[first]),
-        Split(split.images[second], split.labels[second]),
+        Split(split.images[train], split.labels[train]),
+        Split(split.images[valid], split.labels[valid]),
     )

@@ -1,4 +1,4 @@
-"""A learner: your network, your images, new classes whenever they come, predictions in between."""
+"""The learner: your network, your images, new classes as they come, predictions at any time."""
 
 import copy
 import time
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from classgrad import defaults, devices, networks
 from classgrad.benchmarks.transforms import Normalise
 from classgrad.checkpoints import CheckpointManager, Loaded, Lock, Store
-from classgrad.checkpoints.errors import understood
+from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.checkpoints.manager import FOLDER
 from classgrad.data.pictures import as_pictures
 from classgrad.errors import UserError, unknown
-from classgrad.learner.drift import Reference, take
+from classgrad.learner.drift import Reference, take_reference
 from classgrad.learner.forecast import LayerForecast, forecast_all
-from classgrad.learner.inputs import Data, Images, as_split, divided
+from classgrad.learner.inputs import Data, Images, as_split, split_off_validation
 from classgrad.learner.learnt import LearntTask
 from classgrad.methods import METHODS
 from classgrad.methods.base import Method
@@ -31,15 +31,15 @@ from classgrad.methods.projection.cgp import CGP
 from classgrad.networks.adapted import adapted
 from classgrad.networks.network import Network
 from classgrad.prediction.accuracy import ClassPrototypes, inputs
-from classgrad.prediction.calibration import KINDS, Prediction, calibrated, predictions
+from classgrad.prediction.calibration import SCORES, Prediction, calibrate, predictions
 from classgrad.seeds import generator
 from classgrad.tasks import Split, Task, Transform, digest, unchanged
 from classgrad.training.config import Training
 from classgrad.training.loop import Observer
 from classgrad.training.session import Session
 
-KIND = "learner"  # of its states
-LEARNING = "learning"  # folder of a task that is not finished, below that of the state
+KIND = "learner"  # marks the states of learners
+LEARNING = "learning"  # folder of an unfinished task, inside that of the learner
 # Batch statistics would make a prediction depend on its batch.
 STORED = {"norm": "stored", "affine": "task"}
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -47,22 +47,22 @@ PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 DEFAULT_TRAINING = Training(
     epochs=30, batch_size=32, learning_rate=0.01, momentum=0.9, nesterov=True
 )
-# Halfway between black and white, and a usual deviation of photographs.
+# Midway between black and white, and a typical standard deviation of photographs.
 MEAN, DEVIATION = 0.5, 0.25
 
 
 class SingleImage(UserWarning):
-    """Warns of a class with one image."""
+    """A class has only one image, which its prototypes could reveal."""
 
 
 class Learner:
-    """Learns tasks one after another, and tells the classes of images.
+    """Learn tasks one after another, and predict the classes of images.
 
     The trunk is any module from inputs to (n, embedding), or `network` names one that comes with
-    classgrad, for pictures of `size` x `size`. Pictures are read in [0, 1] and normalised to zero
-    mean and unit deviation, roughly; other inputs go to the trunk as they are. With a `precision`
-    the trunk computes its products in it; weights and bases stay as exact as they are. `device` is
-    where it computes, cpu, cuda or mps; what it says and saves does not tell where that was.
+    classgrad, for pictures of `size` x `size`. Pictures are scaled to [0, 1] and normalised to
+    roughly zero mean and unit deviation; other inputs go to the trunk unchanged. With `precision`,
+    bfloat16 or float16, the trunk computes its products in it; weights and bases keep their own
+    precision. `device` is cpu, cuda or mps; a saved learner can be loaded on any.
 
     >>> from classgrad import GPM, Learner
     >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
@@ -91,33 +91,33 @@ class Learner:
         if precision not in (None, *PRECISIONS):
             raise unknown("precision", str(precision), PRECISIONS)
         if (trunk is None) == (network is None):
-            raise UserError("give a trunk of your own or the name of a network, one of both")
+            raise UserError("give either a trunk of your own or the name of a network")
         self.method = CGP() if method is None else method.replace()
         if not self.method.open_ended:
             raise UserError(
-                f"{self.method.name} keeps samples or needs all tasks in advance: a learner takes "
-                "methods that do not, such as cgp"
+                f"{self.method.name} keeps samples or needs all tasks in advance: give a learner "
+                "a method that does not, such as cgp"
             )
         if not prototypes and isinstance(self.method, CGP) and self.method.similarity < 1:
             raise UserError(
-                "base refining keeps means of the inputs of every class, the first layer's too: "
-                "without prototypes give cgp similarity=1"
+                "base refining keeps the mean input of every class, even of the first layer: give "
+                "cgp similarity=1 to learn without prototypes"
             )
         self.network, self.network_options = network, dict(network_options or {})
         if network is not None:
             self.network_options = {**STORED, **self.network_options}
-            networks.options(network, **self.network_options)  # refuses what is not there
+            networks.options(network, **self.network_options)  # refuses unknown options
         self.trunk = None if trunk is None else adapted(trunk)
         self.embedding, self.size = embedding, size
         self.training = training or DEFAULT_TRAINING
         self.valid_fraction, self.keeps_prototypes, self.seed = valid_fraction, prototypes, seed
         self.device, self.precision = devices.resolve_device(device), precision
-        self.defaults = defaults.newest()  # version of those that it was made with
+        self.defaults = defaults.newest_version()  # version it was made with
         self.input_shape: tuple[int, ...] = ()  # of one input, known from the first task on
         self.tasks: list[LearntTask] = []
         self.session: Session | None = None  # from the first task on
         self.stores: dict[Path, Store] = {}  # where this learner was loaded from or saved
-        self.warnings: tuple[str, ...] = ()  # what was odd when it was loaded
+        self.warnings: tuple[str, ...] = ()  # damaged checkpoints that loading skipped
 
     @property
     def net(self) -> Network:
@@ -128,12 +128,12 @@ class Learner:
 
     @property
     def prototypes(self) -> list[Tensor]:
-        """Unit means of the classes of each task, if they are kept."""
+        """Class means of each task, of unit length; empty if they are not kept."""
         return self.session.prototypes.prototypes if self.session else []
 
     @property
     def transform(self) -> Transform:
-        """From images in [0, 1] to what the network sees."""
+        """The function from images in [0, 1] to inputs of the network."""
         pictures = len(self.input_shape) == 3 and self.input_shape[0] in (1, 3)
         channels = self.input_shape[0] if pictures else 0
         return Normalise([MEAN] * channels, [DEVIATION] * channels) if pictures else unchanged
@@ -156,23 +156,23 @@ class Learner:
         """Learn a task; its data are not needed afterwards.
 
         Without `valid` a share of every class is set aside for validation. With `checkpoint_dir`
-        the learner is saved in that folder at the end and, now and then, on the way: the same call
-        after a crash resumes from there, or returns at once if all was done; `fresh` starts a task
-        again instead. A task that fails leaves the learner as it was before.
+        the learner is saved in that folder at the end, and every few minutes during training: after
+        a crash the same call resumes from there, or returns at once if the task was finished;
+        `fresh` starts the task again instead. If learning fails, the learner is as it was before.
         """
         folder = None if checkpoint_dir is None else Path(checkpoint_dir)
         task = self._task(name, train, valid, classes, skip_bad)
         if task.id < len(self.tasks):
             return self.tasks[task.id]
         if self.keeps_prototypes:
-            warn_of_single_images(task)
+            warn_about_single_images(task)
         if folder is not None:
             checkpoints = checkpoints or CheckpointManager(folder / LEARNING)
         before = self.state_dict()
         try:
             with Lock(folder) if folder is not None else nullcontext():
                 if folder is not None:
-                    self._refuse_overtaken(folder)
+                    self._refuse_stale(folder)
                 if fresh and checkpoints is not None:
                     checkpoints.clear()
                 learnt = self._learn(task, checkpoints, observer)
@@ -192,61 +192,61 @@ class Learner:
         classes: Sequence[str] | None,
         skip_bad: bool,
     ) -> Task:
-        """Return the task a user describes; one learnt by that name before has its number."""
+        """Return the task that the arguments of `learn` describe; a known name has its number."""
         known = [task.name for task in self.tasks]
         number = known.index(name) if name in known else len(known)
         split, names = as_split(train, classes, self.size, skip_bad)
         if len(set(names)) < len(names):
-            raise UserError(f"task '{name}' has two classes of one name: give each its own")
+            raise UserError(f"task '{name}' has two classes of the same name: rename one")
         if valid is None:
             rng = generator(self.seed, "valid", number)
-            split, apart = divided(split, self.valid_fraction, rng)
+            split, validation = split_off_validation(split, self.valid_fraction, rng)
         else:
-            apart, _ = as_split(valid, names, self.size, skip_bad)
+            validation, _ = as_split(valid, names, self.size, skip_bad)
         shape = tuple(split.images.shape[1:])
         if self.tasks and shape != self.input_shape:
             raise UserError(
-                f"images of task '{name}' have shape {shape}, those before {self.input_shape}: "
-                "give all the same"
+                f"images of task '{name}' have shape {shape}, those of earlier tasks "
+                f"{self.input_shape}: give all the same"
             )
         self.input_shape = shape
-        if name in known and self.tasks[number].data != digest([split, apart]):
+        if name in known and self.tasks[number].data != digest([split, validation]):
             raise UserError(
                 f"task '{name}' was learnt before, from other data: give the new one another name"
             )
         return Task(
-            number, name, names, split.to(self.device), apart.to(self.device), self.transform
+            number, name, names, split.to(self.device), validation.to(self.device), self.transform
         )
 
     def _learn(
         self, task: Task, checkpoints: CheckpointManager | None, observer: Observer | None
     ) -> LearntTask:
-        """Train on a task, from the start or where it was cut short; return what is known of it."""
-        began = time.perf_counter()
+        """Learn a task, from the start or from where it was cut short; return its summary."""
+        started = time.perf_counter()
         about = {"task": task.name, "data": digest([task.train, task.valid])}
         saved = unfinished_state(checkpoints, len(self.tasks)) if checkpoints else None
         if saved:
             self._refuse_other_task(saved, about)
-            with understood(f"what is kept of task '{task.name}'"):
-                self._take_settings(saved)
+            with raising_bad_checkpoint(f"the saved state of task '{task.name}'"):
+                self._restore_settings(saved)
         session = self._session(task.classes)
         session.training = self.training
         session.add_task(task.classes)
         if saved:
-            with understood(f"what is kept of task '{task.name}'"):
+            with raising_bad_checkpoint(f"the saved state of task '{task.name}'"):
                 loop = {"method": saved["memory"], "unfinished": saved["unfinished"]}
                 session.load_state_dict({**loop, "tasks": len(session.net.heads)}, ())
         session.learn_task(
             task,
             observer=observer,
             checkpoints=checkpoints,
-            whole_state=partial(self._unfinished, about),
+            full_state=partial(self._unfinished_state, about),
         )
-        self.tasks.append(self._measured(session, task, time.perf_counter() - began))
+        self.tasks.append(self._summary(session, task, time.perf_counter() - started))
         return self.tasks[-1]
 
     def _session(self, classes: int) -> Session:
-        """Return the session; the first task, with so many classes, begins it."""
+        """Return the session; start it if this is the first task, which has `classes` classes."""
         if self.session is None:
             if self.network is not None:
                 net = networks.build(
@@ -264,15 +264,15 @@ class Learner:
         return self.session
 
     @torch.no_grad()
-    def _measured(self, session: Session, task: Task, seconds: float) -> LearntTask:
-        """Return what is worth knowing of a task that was just learnt; keep its prototypes."""
+    def _summary(self, session: Session, task: Task, seconds: float) -> LearntTask:
+        """Return what is known about a task that was just learnt; keep its prototypes."""
         if self.keeps_prototypes:
-            session.prototypes.learn(session.net, task)
+            session.prototypes.add_task(session.net, task)
         sharpness, accuracy = {}, None
-        for kind in KINDS if self.keeps_prototypes else ["confidence"]:
-            scores = self._valid_scores(kind, task)
-            sharpness[kind] = calibrated(scores, task.valid.labels)
-            if kind == "confidence" and len(task.valid):
+        for way in SCORES if self.keeps_prototypes else ["confidence"]:
+            scores = self._valid_scores(way, task)
+            sharpness[way] = calibrate(scores, task.valid.labels)
+            if way == "confidence" and len(task.valid):
                 correct = scores.argmax(1) == task.valid.labels
                 accuracy = 100 * float(correct.cpu().double().mean())
         return LearntTask(
@@ -287,16 +287,16 @@ class Learner:
             data=digest([task.train, task.valid]),
         )
 
-    def _valid_scores(self, kind: str, task: Task) -> Tensor:
-        """Return the scores of all validation images of a task, none if it has none."""
+    def _valid_scores(self, way: str, task: Task) -> Tensor:
+        """Return the scores of all validation images of a task (n, classes)."""
         if not len(task.valid):
             return torch.zeros(0, task.classes)
-        known = self.prototypes[task.id] if kind == "prototypes" else None
+        means = self.prototypes[task.id] if way == "prototypes" else None
         net = self.net.eval()
         batches = inputs(net, task.valid, task.transform)
-        return torch.cat([KINDS[kind](net, x, task.id, known) for _, x in batches])
+        return torch.cat([SCORES[way](net, x, task.id, means) for _, x in batches])
 
-    # Answering.
+    # Predicting.
 
     @torch.no_grad()
     def predict(
@@ -307,86 +307,87 @@ class Learner:
         by: str = "confidence",
         batch_size: int = 1,
     ) -> list[Prediction]:
-        """Tell the class of each image; without its task that of the surest task is told.
+        """Predict the class of each image, among all tasks if `task` is not given.
 
-        Images are paths, a folder, Pillow's, or a tensor of one or several. With a larger batch
-        size predictions are faster, and may differ in their last digits with what comes together.
+        Images are paths, a folder, Pillow images, or a tensor of one or several. `by` is
+        "confidence" or "prototypes". A larger batch size is faster, but the last digits of
+        probabilities may then depend on the batch.
         """
-        if by not in KINDS:
-            raise unknown("way to predict", by, KINDS)
+        if by not in SCORES:
+            raise unknown("way to predict", by, SCORES)
         if by == "prototypes" and not self.keeps_prototypes:
-            raise UserError("this learner keeps no prototypes: predict by confidence")
-        numbers = range(len(self.tasks)) if task is None else [self.number(task)]
+            raise UserError("this learner has no prototypes: predict by confidence")
+        numbers = range(len(self.tasks)) if task is None else [self.task_number(task)]
         self.net.eval()
-        known = self.prototypes if by == "prototypes" else None
+        means = self.prototypes if by == "prototypes" else None
         return [
             prediction
             for x in self.inputs(images).split(batch_size)
-            for prediction in predictions(self.net, self.tasks, known, x, numbers, by)
+            for prediction in predictions(self.net, self.tasks, means, x, numbers, by)
         ]
 
     def inputs(self, images: Images) -> Tensor:
-        """Return what the network sees of images that a user gives."""
-        self.net  # noqa: B018  # says so if nothing was learnt
+        """Return inputs of the network for images as `predict` takes them."""
+        self.net  # noqa: B018  # raises if nothing was learnt
         if not isinstance(images, Tensor):
             images = as_pictures(images, self.size)
         if tuple(images.shape) == self.input_shape:
             images = images[None]
         if tuple(images.shape[1:]) != self.input_shape:
             raise UserError(
-                f"images of shape {tuple(images.shape)} are not of {self.input_shape}, one or "
-                "several"
+                f"images of shape {tuple(images.shape)} cannot be used: give one or several of "
+                f"shape {self.input_shape}"
             )
         split = Split(images, torch.zeros(len(images), dtype=torch.int64)).to(self.device)
         dtype = next(self.net.parameters()).dtype
         return self.transform(split.unit_images(slice(None), dtype))
 
     def reference(self, images: Images, task: str) -> Reference:
-        """Take down what is said to images of a task now, for `leakage` later.
+        """Record the current outputs for images of a task, for `leakage` later.
 
-        It holds the images, and is yours to keep: it is no part of what `save` saves.
+        The reference holds the images; `save` does not include it, so keep it yourself.
         """
-        return take(self, images, task)
+        return take_reference(self, images, task)
 
-    def number(self, task: str) -> int:
-        """Return the number of a task, 0 the first."""
+    def task_number(self, task: str) -> int:
+        """Return the number of a task, counted from 0; refuse a name that was not learnt."""
         names = [learnt.name for learnt in self.tasks]
         if task not in names:
             raise unknown("task", task, names)
         return names.index(task)
 
-    def room(self) -> list[LayerForecast]:
-        """Return how much of each layer is in use, and for how many classes the rest will do."""
+    def forecast(self) -> list[LayerForecast]:
+        """Return the rank in use of each layer, and for how many more classes the rest will do."""
         return forecast_all({room.name: room.dimension for room in self.method.room()}, self.tasks)
 
     @torch.no_grad()
     def forget_class(self, task: str, name: str) -> dict[str, int]:
-        """Predict a class no longer; return the directions this frees in each layer: none.
+        """Stop predicting a class; return the directions this frees in each layer, always 0.
 
-        The class's row of the head and its prototypes are set to zero. Directions stay protected:
-        later classes may need those that came with it, and their data are gone.
+        The class's row of the head and its prototypes are set to zero. Its directions stay
+        protected: later classes may share them, and the data to find out are gone.
         """
-        number = self.number(task)
+        number = self.task_number(task)
         learnt = self.tasks[number]
-        left = [one for one in learnt.class_names if one not in learnt.forgotten]
-        if name not in left:
-            raise unknown(f"class of task '{task}'", name, left)
-        place = learnt.class_names.index(name)
-        self.net.head_parameters(number)[0][place] = 0
+        remaining = [known for known in learnt.class_names if known not in learnt.forgotten]
+        if name not in remaining:
+            raise unknown(f"class of task '{task}'", name, remaining)
+        label = learnt.class_names.index(name)
+        self.net.head_parameters(number)[0][label] = 0
         if self.keeps_prototypes:
-            self.prototypes[number][place] = 0
+            self.prototypes[number][label] = 0
         earlier = sum(len(before.class_names) for before in self.tasks[:number])
-        self.method.forget_class(earlier + place)
+        self.method.forget_class(earlier + label)
         learnt.forgotten.append(name)
         return {room.name: 0 for room in self.method.room()}
 
-    # On disk, as docs/state.md describes.
+    # Saving and loading, as docs/state.md describes.
 
     def save(self, folder: Path | str) -> None:
-        """Save everything in a folder; what was saved there before by this learner is replaced."""
+        """Save everything in a folder; replace what this learner saved there before."""
         with Lock(folder):
-            self._refuse_overtaken(Path(folder))
-            self.net  # noqa: B018  # says so if nothing was learnt
+            self._refuse_stale(Path(folder))
+            self.net  # noqa: B018  # raises if nothing was learnt
             self._store(Path(folder)).save(self.state_dict())
 
     @classmethod
@@ -398,27 +399,27 @@ class Learner:
         *,
         device: torch.device | str = "cpu",
     ) -> "Learner":
-        """Return the learner saved in a folder; a trunk of your own has to be given again.
+        """Return the learner saved in a folder, on any device.
 
-        So has a method of your own. It may be another device than the one it was saved on.
+        A trunk of your own has to be given again, and so does a method of your own.
         """
         folder = Path(folder)
         store = Store(folder / FOLDER)
         loaded = read_state(folder, store)
         state = loaded.state
-        with understood(f"what is kept in '{folder}'"):
+        with raising_bad_checkpoint(f"the state in '{folder}'"):
             if state["network"] is None and trunk is None:
                 raise UserError("this learner has a trunk of your own: give it again", hint="model")
-            version = defaults.check(state.get("defaults", 1))
+            version = defaults.check_version(state.get("defaults", 1))
             options = {**defaults.of(KIND, version), **state}
             learner = cls(
                 trunk if state["network"] is None else None,
-                restored_method(state["method"], method, version),
+                restore_method(state["method"], method, version),
                 network=state["network"],
-                network_options=restored_network(state, version),
+                network_options=restore_network_options(state, version),
                 embedding=state["embedding"],
                 size=options["size"],
-                training=defaults.restored("training", Training, state["training"], version),
+                training=defaults.restore("training", Training, state["training"], version),
                 valid_fraction=options["valid_fraction"],
                 prototypes=options["keeps_prototypes"],
                 seed=options["seed"],
@@ -432,7 +433,7 @@ class Learner:
         return learner
 
     def settings(self) -> dict[str, Any]:
-        """Return what was set, as states have it."""
+        """Return the settings as saved states have them."""
         return {
             "network": self.network,
             "network_options": dict(self.network_options),
@@ -444,7 +445,7 @@ class Learner:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything of a learner between two tasks, as copies."""
+        """Return copies of everything there is of a learner between two tasks."""
         session = self.session
         net = None if session is None else session.net
         return {
@@ -461,15 +462,15 @@ class Learner:
             if net is None
             else {n: v.cpu().clone() for n, v in net.state_dict().items()},
             "memory": copy.deepcopy(session.state_dict()["method"] if session else {}),
-            # Known to the method already, but only with a network.
+            # For `info`, which has no network to ask.
             "dimensions": {r.name: r.dimension for r in (self.method.room() if net else [])},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring a learner with the settings of a state to that state."""
+        """Restore a state; the learner must have been made with the settings of that state."""
         self.tasks = [LearntTask(**task) for task in state["tasks"]]
         self.input_shape = tuple(state["input_shape"])
-        self._refuse_parts(state)
+        self._refuse_mismatch(state)
         self.method = self.method.replace()
         self.session = None
         if state["net"] is None:
@@ -481,13 +482,13 @@ class Learner:
         session.load_state_dict({**parts, "method": state["memory"]}, classes)
         session.prototypes = ClassPrototypes()
         for task, means in zip(self.tasks, state["prototypes"], strict=self.keeps_prototypes):
-            session.prototypes.enter(task.class_names, means.to(self.device))
+            session.prototypes.add(task.class_names, means.to(self.device))
         layers = {room.name for room in self.method.room()}
         if any(task.ranks.keys() != layers for task in self.tasks):
-            raise ValueError("the layers of tasks are not those of the method")
+            raise ValueError("tasks and method have different layers")
 
-    def _unfinished(self, about: dict[str, str], loop: dict[str, Any]) -> dict[str, Any]:
-        """Return all that is needed to resume in the middle of a task."""
+    def _unfinished_state(self, about: dict[str, str], loop: dict[str, Any]) -> dict[str, Any]:
+        """Return all that is needed to resume an unfinished task, given the state of the loop."""
         return {
             **about,
             **self.settings(),
@@ -498,85 +499,85 @@ class Learner:
         }
 
     def _refuse_other_task(self, saved: Mapping[str, Any], about: dict[str, str]) -> None:
-        """Refuse to resume a task that is not this one, or was begun with other settings."""
-        here = self._known_by({**about, **self._unfinished({}, {})})
-        there = self._known_by(saved)
-        other = [name for name, value in here.items() if there.get(name) != value]
-        if other:
+        """Refuse to resume another task, or one that was started with other settings."""
+        current = self._identity({**about, **self._unfinished_state({}, {})})
+        earlier = self._identity(saved)
+        differing = [name for name, value in current.items() if earlier.get(name) != value]
+        if differing:
             raise UserError(
-                f"task '{saved.get('task')}' was cut short with another {other[0]}: give the same "
-                "again, or start the task afresh",
+                f"task '{saved.get('task')}' was cut short with another {differing[0]}: give the "
+                "same again, or start the task afresh",
                 hint="fresh",
             )
 
-    def _known_by(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what an unfinished task is known by: settings that were given, and data."""
-        version = defaults.check(state.get("defaults", 1))
+    def _identity(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what identifies an unfinished task: its data, and settings that were given."""
+        version = defaults.check_version(state.get("defaults", 1))
         names = ("task", "data", "network", "seed", "precision", "tasks", "forgotten")
         settings = dict(state["method"])
         method = settings.pop("name")
         network, options = state["network"], dict(state["network_options"])
         if network in networks.NETWORKS:
             kind = networks.NETWORKS[network].Options
-            options = defaults.given(f"network {network}", kind, options, version)
-        given = defaults.given(f"method {method}", type(self.method), settings, version)
+            options = defaults.non_default(f"network {network}", kind, options, version)
+        given = defaults.non_default(f"method {method}", type(self.method), settings, version)
         return {
             **{name: state.get(name) for name in names},
             "method": {"name": method, **given},
-            "training": defaults.given("training", Training, state["training"], version),
+            "training": defaults.non_default("training", Training, state["training"], version),
             "network_options": options,
         }
 
-    def _take_settings(self, saved: Mapping[str, Any]) -> None:
-        """Have the values that an unfinished task was begun with, which may be older defaults."""
-        version = defaults.check(saved.get("defaults", 1))
-        self.training = defaults.restored("training", Training, saved["training"], version)
+    def _restore_settings(self, saved: Mapping[str, Any]) -> None:
+        """Restore the settings that an unfinished task was started with, or its older defaults."""
+        version = defaults.check_version(saved.get("defaults", 1))
+        self.training = defaults.restore("training", Training, saved["training"], version)
         if self.session is None:
             settings = {n: v for n, v in saved["method"].items() if n != "name"}
             kind, key = type(self.method), f"method {self.method.name}"
-            self.method = defaults.restored(key, kind, settings, version)
-            self.network_options = restored_network(saved, version)
+            self.method = defaults.restore(key, kind, settings, version)
+            self.network_options = restore_network_options(saved, version)
             self.defaults = version
 
-    def _refuse_parts(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state whose parts are not of the same tasks."""
+    def _refuse_mismatch(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state whose parts do not match."""
         if any(type(size) is not int or size < 1 for size in self.input_shape):
-            raise ValueError("the shape of inputs is none")
-        kinds = KINDS if self.keeps_prototypes else ["confidence"]
-        if any(task.sharpness.keys() != set(kinds) for task in self.tasks):
+            raise ValueError("the shape of inputs is invalid")
+        ways = SCORES if self.keeps_prototypes else ["confidence"]
+        if any(task.sharpness.keys() != set(ways) for task in self.tasks):
             raise ValueError("tasks are calibrated for other ways to predict")
         counts = [len(task.class_names) for task in self.tasks]
         if self.keeps_prototypes and [len(means) for means in state["prototypes"]] != counts:
-            raise ValueError("prototypes are not those of the tasks")
+            raise ValueError("prototypes and tasks have different classes")
 
     def _store(self, folder: Path) -> Store:
-        """Return the store of a folder: it knows what this learner has loaded and saved there."""
+        """Return the store of a folder, which tracks what this learner loaded and saved there."""
         return self.stores.setdefault(folder.resolve(), Store(folder / FOLDER))
 
-    def _refuse_overtaken(self, folder: Path) -> None:
+    def _refuse_stale(self, folder: Path) -> None:
         """Refuse to save over what this learner has not seen."""
-        if self._store(folder).overtaken():
+        if self._store(folder).is_stale():
             raise UserError(
-                f"'{folder}' holds a learner that this one did not come from, or that has learnt "
-                "more since: load it from there, or give another folder"
+                f"'{folder}' holds another learner, or one that has learnt more since this one was "
+                "loaded: load it from there, or give another folder"
             )
 
 
-def warn_of_single_images(task: Task) -> None:
-    """Warn of classes whose prototypes, means over a class, are those of one image."""
+def warn_about_single_images(task: Task) -> None:
+    """Warn about classes with one training image, which is then what their prototypes show."""
     counts = torch.bincount(task.train.labels.cpu(), minlength=task.classes).tolist()
-    alone = [name for name, count in zip(task.class_names, counts, strict=True) if count == 1]
-    if alone:
+    single = [name for name, count in zip(task.class_names, counts, strict=True) if count == 1]
+    if single:
         warnings.warn(
-            f"class '{alone[0]}' of task '{task.name}' has one image to learn from, and prototypes "
-            "of one image can show it: give more, or leave prototypes out (prototypes=False)",
+            f"class '{single[0]}' of task '{task.name}' has one training image, and prototypes of "
+            "one image can reveal it: give more, or leave prototypes out (prototypes=False)",
             SingleImage,
             stacklevel=3,
         )
 
 
 def read_state(folder: Path, store: Store) -> Loaded:
-    """Return what the store of a folder holds of a learner."""
+    """Return the state of a learner from the store of a folder."""
     loaded = store.load()
     if loaded is None:
         raise UserError(f"'{folder}' holds no learner: give the folder it was saved in")
@@ -586,34 +587,34 @@ def read_state(folder: Path, store: Store) -> Loaded:
 
 
 def unfinished_state(checkpoints: CheckpointManager, learnt: int) -> dict[str, Any] | None:
-    """Return what is kept of a task that was cut short after so many others were learnt.
+    """Return the state of a task that was cut short after `learnt` others, if there is one.
 
-    A process that was killed right at the end of a task has left the state of its middle.
+    A process killed right at the end of a task leaves a state of that task, which does not count.
     """
     loaded = checkpoints.load()
     return None if loaded is None or loaded.state.get("tasks", learnt) < learnt else loaded.state
 
 
-def restored_method(values: Mapping[str, Any], own: Method | None, version: int) -> Method:
-    """Return the method of a state with the settings it was saved with; your own is given."""
+def restore_method(values: Mapping[str, Any], given: Method | None, version: int) -> Method:
+    """Return the method of a state with the settings it was saved with, or the one given."""
     settings = dict(values)
     name = settings.pop("name")
-    if own is not None:
-        if own.name != name:
-            raise UserError(f"this learner learns by {name}, not by {own.name}")
-        return own
+    if given is not None:
+        if given.name != name:
+            raise UserError(f"this learner's method is {name}, not {given.name}: give that one")
+        return given
     if name not in METHODS:
         raise unknown("method", name, METHODS)
-    return defaults.restored(f"method {name}", METHODS[name], settings, version)
+    return defaults.restore(f"method {name}", METHODS[name], settings, version)
 
 
-def restored_network(state: Mapping[str, Any], version: int) -> dict[str, Any]:
-    """Return the options of a state's network, with those that were not given as they were then."""
+def restore_network_options(state: Mapping[str, Any], version: int) -> dict[str, Any]:
+    """Return the options of a state's network; those not given have the defaults of its version."""
     name, options = state["network"], state["network_options"]
     if name is None or name not in networks.NETWORKS:
         return dict(options)
     kind = networks.NETWORKS[name].Options
-    restored = defaults.restored(f"network {name}", kind, options, version).model_dump()
-    usual, given = kind().model_dump(), kind.brought_up_to_date(options)
-    older = {option: value for option, value in restored.items() if value != usual[option]}
+    restored = defaults.restore(f"network {name}", kind, options, version).model_dump()
+    current, given = kind().model_dump(), kind.migrate(options)
+    older = {option: value for option, value in restored.items() if value != current[option]}
     return {**given, **{option: value for option, value in older.items() if option not in given}}

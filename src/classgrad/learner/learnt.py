@@ -1,4 +1,4 @@
-"""What a learner knows of its tasks."""
+"""What a learner knows about its tasks."""
 
 from dataclasses import field
 from typing import Annotated
@@ -6,29 +6,32 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(config=ConfigDict(strict=True))
 class LearntTask:
-    """What is known of a task that was learnt, beside weights and prototypes."""
+    """What is known about a task that was learnt, besides weights and prototypes.
+
+    Names of fields are keys of saved states.
+    """
 
     name: str
     class_names: list[str]
     samples: list[Count]  # of each class
-    sharpness: dict[str, Positive]  # 1 / temperature, by kind of prediction
+    sharpness: dict[str, NonNegative]  # 1 / temperature, by way to predict
     accuracy: float | None  # in per cent, on validation data when it was learnt; None without any
     ranks: dict[str, Count]  # directions in use in each layer after it
     when: str  # date and time, UTC
-    seconds: Positive
+    seconds: NonNegative
     data: str = ""  # digest of its training and validation data
     forgotten: list[str] = field(default_factory=list)  # classes no longer predicted
 
     def __post_init__(self) -> None:
-        """Refuse what does not fit together, as a state may that others have written."""
+        """Refuse inconsistent values, which a damaged or foreign state may have."""
         names = set(self.class_names)
         if not names or len(names) != len(self.class_names) or not names.issuperset(self.forgotten):
-            raise ValueError("the names of classes do not fit together")
+            raise ValueError("the names of classes are inconsistent")
         if "confidence" not in self.sharpness or len(self.samples) != len(names):
-            raise ValueError(f"what is known of task '{self.name}' is not whole")
+            raise ValueError(f"the description of task '{self.name}' is incomplete")

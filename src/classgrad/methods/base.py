@@ -14,7 +14,7 @@ from torch.nn import functional
 from classgrad.checkpoints.encoding import decode, encode
 from classgrad.checkpoints.manifest import parse_json
 from classgrad.checkpoints.tensors import file_pieces, from_file
-from classgrad.devices import moved
+from classgrad.devices import to_device
 from classgrad.distributed import World, world
 from classgrad.networks.network import Network
 from classgrad.networks.shard import Shard
@@ -184,7 +184,7 @@ class Method(Settings):
     def restore(self, state: dict[str, Any], net: Network) -> None:
         """Continue from a state that was kept, wherever its tensors are."""
         device = torch.device("cpu") if self.on_cpu else next(net.parameters()).device
-        self.load_state_dict(moved(state, device), net)
+        self.load_state_dict(to_device(state, device), net)
 
     # For methods that several processes can train. With one process every call is a no-op.
 

@@ -1,1 +1,1 @@
-"""What turns features into answers: scores of heads and prototypes, calibration, accuracy."""
+"""From embeddings to predictions: scores of heads and prototypes, calibration, accuracy."""

@@ -1,12 +1,12 @@
-"""What is said about an image: the class, the task, and how sure that is.
+"""Predictions with calibrated probabilities: the class of an image, its task, and the confidence.
 
-The task of an image may be given or not. Without it every task is asked, and the one that is surest
-is believed: by the confidence of its head, softmax(z / T), or by the cosine of the embedding with
-the class means, softmax(cos / T). The temperature T of each task and kind is the one for which the
-true classes of its validation data are the likeliest, so that tasks can be compared.
+The task of an image may be known or not. If not, all tasks predict, and the most probable class of
+any of them wins: by the confidence of its head, softmax(z / T), or by the cosine of the embedding
+with the class means, softmax(cos / T). The temperature T of each task and way to predict maximises
+the likelihood of its validation data, so that tasks can be compared.
 
-An image goes through the network alone unless told otherwise. Products of several images at once
-may round otherwise, so only then is a prediction the same, to the bit, whatever comes with it.
+By default each image goes through the network alone. Batched products may round differently, so
+only then is a prediction the same, bit for bit, whatever other images come with it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,16 +19,16 @@ from torch.nn import functional
 
 from classgrad.networks.network import Network
 
-STEPS = 60  # of the search for a temperature
-SHARPEST = 100.0  # 1 / T, at most
+SEARCH_STEPS = 60  # of the search for a temperature
+MAX_SHARPNESS = 100.0  # 1 / T, at most
 
 
 class KnownTask(Protocol):
-    """What has to be known of a task to answer for it."""
+    """What predictions need to know about a task."""
 
     name: str
     class_names: list[str]
-    sharpness: dict[str, float]  # 1 / temperature, by kind of prediction
+    sharpness: dict[str, float]  # 1 / temperature, by way to predict
     forgotten: list[str]  # classes no longer predicted
 
 
@@ -43,13 +43,13 @@ class Guess:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The likeliest class of an image, and all that were considered, the likeliest first."""
+    """The most probable class of an image, and `ranking`, all classes by falling probability."""
 
     ranking: tuple[Guess, ...]
 
     @property
     def name(self) -> str:
-        """The likeliest class."""
+        """The most probable class."""
         return self.ranking[0].name
 
     @property
@@ -63,22 +63,23 @@ class Prediction:
         return self.ranking[0].probability
 
 
-def calibrated(scores: Tensor, labels: Tensor) -> float:
-    """Return 1 / T for which the labels are the likeliest: -Σ log softmax(scores / T) is convex.
+def calibrate(scores: Tensor, labels: Tensor) -> float:
+    """Return the sharpness 1 / T that minimises -Σ log softmax(scores / T), which is convex.
 
-    Of n samples one in n + 2 counts as any class, or T would be 0 where all are right (Platt 1999).
-    Without samples it is 1.
+    Labels are smoothed by 1 / (n + 2) for n samples, or T would be 0 where all are classified
+    correctly (Platt 1999). Without samples the sharpness is 1.
     """
     if not len(labels):
         return 1.0
     scores, labels = scores.cpu().double(), labels.cpu()
 
     def cost(sharpness: float) -> float:
-        doubt = 1 / (len(labels) + 2)
-        return float(functional.cross_entropy(scores * sharpness, labels, label_smoothing=doubt))
+        smoothing = 1 / (len(labels) + 2)
+        logits = scores * sharpness
+        return float(functional.cross_entropy(logits, labels, label_smoothing=smoothing))
 
-    low, high = 0.0, SHARPEST
-    for _ in range(STEPS):
+    low, high = 0.0, MAX_SHARPNESS
+    for _ in range(SEARCH_STEPS):
         third = (high - low) / 3
         if cost(low + third) <= cost(high - third):
             high -= third
@@ -99,8 +100,12 @@ def scores_by_prototype(net: Network, x: Tensor, task: int, prototypes: Tensor |
     return functional.normalize(net.embed(x, task), dim=1) @ prototypes.T
 
 
-Scores = Callable[[Network, Tensor, int, Tensor | None], Tensor]
-KINDS: dict[str, Scores] = {"confidence": scores_by_head, "prototypes": scores_by_prototype}
+ScoreFunction = Callable[[Network, Tensor, int, Tensor | None], Tensor]
+# By way to predict.
+SCORES: dict[str, ScoreFunction] = {
+    "confidence": scores_by_head,
+    "prototypes": scores_by_prototype,
+}
 
 
 def probabilities(scores: Tensor, sharpness: float, forgotten: list[int]) -> Tensor:
@@ -110,10 +115,9 @@ def probabilities(scores: Tensor, sharpness: float, forgotten: list[int]) -> Ten
     return scores.softmax(1)
 
 
-def ranked(guesses: list[Guess]) -> Prediction:
-    """Put the likeliest first; of equal ones the class that was learnt first."""
-    order = sorted(range(len(guesses)), key=lambda number: -guesses[number].probability)
-    return Prediction(tuple(guesses[number] for number in order))
+def rank_guesses(guesses: list[Guess]) -> Prediction:
+    """Sort by falling probability; equal ones stay in the order their classes were learnt."""
+    return Prediction(tuple(sorted(guesses, key=lambda guess: -guess.probability)))
 
 
 def predictions(
@@ -124,19 +128,20 @@ def predictions(
     numbers: Iterable[int],
     by: str,
 ) -> list[Prediction]:
-    """Return what the tasks of these numbers say together of each input."""
+    """Return the prediction for each input, over the classes of the tasks with these numbers."""
     guesses: list[list[Guess]] = [[] for _ in x]
     for number in numbers:
-        about = tasks[number]
-        known = None if prototypes is None else prototypes[number]
-        gone = [about.class_names.index(name) for name in about.forgotten]
-        if len(gone) == len(about.class_names):
+        task = tasks[number]
+        means = None if prototypes is None else prototypes[number]
+        forgotten = [task.class_names.index(name) for name in task.forgotten]
+        if len(forgotten) == len(task.class_names):
             continue
-        scores = KINDS[by](net, x, number, known)[:, : len(about.class_names)]
-        for row, values in enumerate(probabilities(scores, about.sharpness[by], gone).tolist()):
+        scores = SCORES[by](net, x, number, means)[:, : len(task.class_names)]
+        rows = probabilities(scores, task.sharpness[by], forgotten).tolist()
+        for row, values in enumerate(rows):
             guesses[row] += [
-                Guess(name, about.name, value)
-                for name, value in zip(about.class_names, values, strict=True)
-                if name not in about.forgotten
+                Guess(name, task.name, value)
+                for name, value in zip(task.class_names, values, strict=True)
+                if name not in task.forgotten
             ]
-    return [ranked(row) for row in guesses]
+    return [rank_guesses(row) for row in guesses]

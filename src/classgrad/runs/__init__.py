@@ -1,1 +1,1 @@
-"""Whole runs: their plans, recipes and records."""
+"""Runs: their plans, recipes and records."""

@@ -9,12 +9,12 @@ from classgrad.errors import UserError
 from classgrad.runs.record import RunRecord
 from classgrad.training.loop import Progress
 
-FOLDER = "tensorboard"  # below that of the run
-EVERY = 10  # steps from one point of a curve to the next
+FOLDER = "tensorboard"  # inside that of the run
+EVERY = 10  # steps between two points of a curve
 
 
 def refuse_missing() -> None:
-    """Refuse to go on without the package that writes event files."""
+    """Refuse to start without the package that writes event files."""
     if find_spec("tensorboard") is None:
         raise UserError(
             "TensorBoard curves need a package that is not installed: pip install "
@@ -23,9 +23,9 @@ def refuse_missing() -> None:
 
 
 class Events:
-    """Writes the curves of a run, of which so many steps are done.
+    """Writes the curves of a run that has taken `steps` steps so far.
 
-    What a run that was cut short has written beyond them does not count any more.
+    Points that a run wrote beyond that before it was cut short are discarded.
     """
 
     def __init__(self, folder: Path, steps: int) -> None:
@@ -41,7 +41,7 @@ class Events:
             self.put({"training/loss": at.loss, "training/learning_rate": at.rate}, number)
 
     def task(self, number: int, record: RunRecord) -> None:
-        """Write what was measured after a task, whose last step had this number."""
+        """Write what was measured after a task; `number` is that of its last step."""
         values = {"summary/ACC": record.average_accuracy, "summary/BWT": record.backward_transfer}
         row = record.accuracy_matrix[-1]
         for task, (name, accuracy) in enumerate(zip(record.tasks, row, strict=False), start=1):
@@ -52,30 +52,30 @@ class Events:
         self.flush()
 
     def put(self, values: dict[str, float | None], number: int) -> None:
-        """Write values at a step; those that are None are left out."""
+        """Write values at a step, except those that are None."""
         with self.writing():
             for name, value in values.items():
                 if value is not None:
                     self.writer.add_scalar(name, value, number)
 
     def flush(self) -> None:
-        """Have everything on disk."""
+        """Write everything to disk."""
         with self.writing():
             self.writer.flush()
 
     def close(self) -> None:
-        """Write the rest."""
+        """Write the rest, and close the file."""
         with self.writing():
             self.writer.close()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Say in one line what is wrong with the folder."""
+        """Turn errors of the filesystem into one line."""
         try:
             yield
         except OSError as error:
             raise UserError(
-                f"cannot write to '{self.folder}': {error.strerror}; make room, or leave out "
+                f"cannot write to '{self.folder}': {error.strerror}; free some space, or leave out "
                 "the curves",
                 hint="tensorboard",
             ) from None

@@ -1,4 +1,4 @@
-"""The record of a run: one JSON file that says what was run and what came out."""
+"""The record of a run: one JSON file with every setting and all results."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from torch import Tensor
 from classgrad.errors import UserError, shown
 from classgrad.files import put_in_place
 
-# 1: as first written. 2: says by which version of the defaults it was made.
+# 1: the first. 2: has the version of the defaults that the run was made with.
 SCHEMA_VERSION = 2
 FILE_NAME = "record.json"
 
@@ -23,16 +23,17 @@ Matrix = list[list[float | None]]
 
 
 class Part(BaseModel):
-    """What records are made of: nothing but what they are described to hold, and finite numbers."""
+    """Base of all parts of a record. No extra fields, no NaN or infinity."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Layer(Part):
-    """Protected directions of one layer after each task, of `dimension` in all.
+    """Rank of one layer's protected subspace after each task, of `dimension` at most.
 
-    Where classes that resemble each other share directions: the group of each class, in the order
-    they were learnt, and its cosine with the class that decided that, 1 for the first of a group.
+    Where similar classes share directions, `groups` has the group of each class, in the order they
+    were learnt, and `cosines` its cosine with the class that decided this, 1 for the first of a
+    group.
     """
 
     name: str
@@ -70,21 +71,21 @@ class Seconds(Part):
 
 
 class RunRecord(Part):
-    """Everything worth keeping of a run. Accuracies are per cent."""
+    """Settings and results of a run. Accuracies are in per cent."""
 
     schema_version: int = SCHEMA_VERSION
     benchmark: str
     benchmark_options: dict[str, Any]
     tasks: list[str]
     data_notes: list[str] = Field(default_factory=list)
-    data: str = ""  # what tells the images and labels from others; older records do not say
+    data: str = ""  # digest of all images and labels; empty in older records
     method: dict[str, Any]
     network: str
     network_options: dict[str, Any]
     recipe: str
     training: dict[str, Any]
     seed: int
-    defaults: Annotated[Count, Field(ge=1)] = 1  # their version, see `classgrad.defaults`
+    defaults: Annotated[Count, Field(ge=1)] = 1  # version, see `classgrad.defaults`
     accuracy_matrix: Matrix = Field(default_factory=list)
     accuracy_matrix_task_free: Matrix = Field(default_factory=list)
     accuracy_matrix_task_free_prototypes: Matrix = Field(default_factory=list)
@@ -102,11 +103,11 @@ class RunRecord(Part):
     capacity: float | None = None  # stored parameters, per cent of the base network's with heads
     versions: dict[str, str] = Field(default_factory=dict)
     device: str = "cpu"  # where the last task was learnt
-    processes: Count = 1  # that learnt it
+    processes: Count = 1  # how many learnt the last task
     complete: bool = False
 
     @model_validator(mode="after")
-    def _can_be_shown(self) -> Self:
+    def _refuse_inconsistent(self) -> Self:
         if not isinstance(self.method.get("name"), str):
             raise ValueError("the method has no name")
         if len(self.accuracy_matrix) > len(self.tasks):
@@ -114,7 +115,7 @@ class RunRecord(Part):
         if not all(layer.ranks for layer in self.layers):
             raise ValueError("a layer has no ranks")
         if any(len(layer.groups) != len(layer.cosines) for layer in self.layers):
-            raise ValueError("a layer does not have as many groups as cosines")
+            raise ValueError("groups and cosines of a layer differ in number")
         return self
 
     @property
@@ -123,7 +124,7 @@ class RunRecord(Part):
         return str(self.method["name"])
 
     def settings(self) -> dict[str, Any]:
-        """Return what was run: the values that a plan has."""
+        """Return the settings of the run, as `Plan.as_dict` has them."""
         names = ("benchmark", "benchmark_options", "method", "network", "network_options")
         return self.model_dump(include={*names, "recipe", "training", "seed", "defaults"})
 
@@ -132,7 +133,7 @@ class RunRecord(Part):
         return json.dumps(self.model_dump(), indent=1, allow_nan=False) + "\n"
 
     def save(self, folder: Path) -> Path:
-        """Write the record into a folder, whole or not at all; return its path."""
+        """Write the record into a folder, atomically; return its path."""
         path = folder / FILE_NAME
         part = path.with_suffix(".part")
         part.write_text(self.to_json(), encoding="utf-8")
@@ -141,21 +142,22 @@ class RunRecord(Part):
 
     @classmethod
     def load(cls, path: Path | str) -> "RunRecord":
-        """Read the record of a run, given its folder or the file itself."""
+        """Read a record from the folder of a run, or from the file itself."""
         path = Path(path)
         file = path / FILE_NAME if path.is_dir() else path
         try:
             data = from_json(file.read_bytes(), allow_inf_nan=False)
-            # 1e999 is read as infinity all the same, and could not be written again.
+            # 1e999 is read as infinity nevertheless, which could not be written again.
             json.dumps(data, allow_nan=False)
         except FileNotFoundError:
             raise UserError(f"no run at '{path}': give a folder that holds {FILE_NAME}") from None
         except (OSError, ValueError) as error:
             raise UserError(f"'{file}' is not a record: {shown(error)}") from None
-        found = data.get("schema_version") if isinstance(data, dict) else None
-        if isinstance(found, int) and found > SCHEMA_VERSION:
+        schema = data.get("schema_version") if isinstance(data, dict) else None
+        if isinstance(schema, int) and schema > SCHEMA_VERSION:
             raise NewerRecord(
-                f"'{file}' has schema {shown(found)}, newer than {SCHEMA_VERSION}: update classgrad"
+                f"'{file}' has schema {shown(schema)}, newer than {SCHEMA_VERSION}: update "
+                "classgrad"
             )
         try:
             return cls.model_validate(data)
@@ -167,7 +169,7 @@ class RunRecord(Part):
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a result can depend on."""
+    """Return the versions of Python and of the packages that results can depend on."""
     packages = ("classgrad", "torch", "numpy", "scikit-learn")
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 

@@ -1,4 +1,4 @@
-"""A whole run: the tasks of a stream one after another, measured after each, and its record."""
+"""A run: learn the tasks of a stream one after another, measure after each, keep a record."""
 
 import glob
 import math
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from classgrad import benchmarks, devices, networks
 from classgrad.checkpoints import CheckpointManager, Lock
-from classgrad.checkpoints.errors import understood
+from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.checkpoints.manager import FOLDER
-from classgrad.distributed import number_of, started_before, world
+from classgrad.distributed import env_count, restart_count, world
 from classgrad.errors import UserError, shown
 from classgrad.methods import METHODS
 from classgrad.methods.base import Method
@@ -45,16 +45,16 @@ from classgrad.training.loop import LossNotFinite, Observer, Progress
 from classgrad.training.session import Session
 
 ONE_FOLDER = "give a folder for results that all of them see"
-PATIENCE = 60.0  # seconds for a file of one process to be seen by others
-# What accuracies go by in saved states.
+FILE_TIMEOUT = 60.0  # seconds until a file of one process is visible to others
+# Names of accuracies in saved states, and in `Score`.
 SAVED_SCORES = {"given": "task_known", "confident": "by_confidence", "nearest": "by_prototype"}
 
 
 class Tell(Protocol):
-    """Says something to the user."""
+    """Tells the user something."""
 
     def __call__(self, line: str, hint: str | None = None) -> None:
-        """Say a line; a hint is for the command line, as in `UserError`."""
+        """Print a line; `hint` is for the command line, as in `UserError`."""
 
 
 def run(
@@ -74,12 +74,11 @@ def run(
     """Learn a stream of tasks with a method and return the record.
 
     Names are looked up in the tables, and their settings come from the recipe and from `values`.
-    Of a method or `training` given as an object, the recipe fills in what it leaves to its
+    Where a method or `training` is given as an object, the recipe fills in what that leaves to its
     defaults. A network of your own is a trunk from inputs to (n, embedding), or a function that
-    makes one; it is copied. With `out` the record and the
-    state are also written to a folder of their own below it; the same call again resumes a run
-    that was cut short, and returns the record of one that was finished. `device` is where to
-    compute; a run can be resumed on any.
+    makes one; it is copied. With `out` the record and the state are also written to a new folder
+    inside it; the same call again resumes a run that was cut short, and returns the record of one
+    that was finished. A run can be resumed on any `device`.
     """
     plan = make_plan(
         benchmark,
@@ -103,24 +102,24 @@ def load_stream(plan: Plan, data_dir: Path | str | None = None) -> TaskStream:
 
 
 def run_folder(out: Path | str, plan: Plan) -> Path:
-    """Return the folder of a run below `out`; it is made when there is something to write."""
+    """Return the folder of a run inside `out`; it is made when something is written to it."""
     for place in (Path(out), *Path(out).parents):
         if place.exists():
             if not place.is_dir():
                 raise UserError(f"'{place}' is a file: give a folder for the results")
             break
-    usual = Path(out) / plan.folder_name()
-    if has_saved_state(usual):
-        return usual
-    # It may have been begun with settings or defaults that have changed since, by another name.
+    named = Path(out) / plan.folder_name()
+    if has_saved_state(named):
+        return named
+    # A run started by an earlier version may have another name for the same settings.
     for folder in sorted(Path(out).glob(f"{glob.escape(plan.folder_prefix())}*")):
         if has_saved_state(folder) and plan.describes(saved_settings(folder)):
             return folder
-    return usual
+    return named
 
 
 def saved_settings(folder: Path) -> dict[str, Any]:
-    """Return what was run in a folder; nothing, if that cannot be read."""
+    """Return the settings of the run in a folder; an empty dict if they cannot be read."""
     with suppress(UserError):
         if (folder / FILE_NAME).is_file():
             return _record_settings(folder / FILE_NAME, (folder / FILE_NAME).stat().st_mtime_ns)
@@ -132,19 +131,19 @@ def saved_settings(folder: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=1000)
 def _record_settings(file: Path, changed: int) -> dict[str, Any]:
-    """Return what a record says was run; a sweep asks for the same ones again and again."""
+    """Return the settings in a record; cached, because a sweep reads the same ones many times."""
     return RunRecord.load(file).settings()
 
 
 def has_saved_state(folder: Path) -> bool:
-    """Tell whether a folder has anything of a run."""
+    """Tell whether a folder has a record or checkpoints of a run."""
     return (folder / FOLDER).is_dir() or (folder / FILE_NAME).is_file()
 
 
 class Run:
-    """A session, a stream and a record.
+    """A session with a stream and a record.
 
-    With a folder its state is saved there, and a run that was cut short is resumed from it; with
+    With a folder the state is saved there, and a run that was cut short is resumed from it; with
     `tensorboard` curves are written there too.
     """
 
@@ -158,7 +157,7 @@ class Run:
         device: torch.device | str = "cpu",
         tensorboard: bool = False,
     ) -> None:
-        self.device = own_device(device)
+        self.device = process_device(device)
         self.stream, self.folder = stream.to(self.device), folder
         if folder is not None:
             refuse_stateless(type(plan.method))
@@ -171,12 +170,12 @@ class Run:
         self._begin(plan)
 
     def _begin(self, plan: Plan) -> None:
-        """Be a run of this plan that has learnt nothing yet."""
+        """Set up a run of this plan that has learnt nothing yet."""
         self.plan = plan
         refuse_several_processes(plan, self.stream)
         if world().size > 1:
             same = {"the settings": plan.as_dict(), "the data": self.fingerprint}
-            world().refuse_differences({**versions_that_count(), **same})
+            world().refuse_differences({**compared_versions(), **same})
         options = plan.network_options.model_dump()
         shape = self.stream.input_shape
         if plan.trunk is not None:
@@ -195,8 +194,10 @@ class Run:
         )
         self.steps = 0  # of training, in all tasks so far
         self.scores: list[list[Score]] = []
-        self.before: list[float] = []  # on each task right before it is learnt, one head for all
-        self.untrained: list[float] = []  # on each task before anything is learnt, likewise
+        # With a shared head: accuracy on each task but the first, right before it is learnt, and
+        # before anything is learnt.
+        self.before: list[float] = []
+        self.untrained: list[float] = []
         self.record = RunRecord(
             **plan.as_dict(),
             tasks=[task.name for task in self.stream],
@@ -211,12 +212,12 @@ class Run:
 
     @property
     def method(self) -> Method:
-        """The method, with what it keeps of the tasks so far."""
+        """The method, with its state after the tasks so far."""
         return self.session.method
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells the data from others."""
+        """A digest of the data."""
         return self.stream.fingerprint()
 
     def resume(
@@ -226,11 +227,11 @@ class Run:
         tell: Tell = lambda line, hint=None: None,
         locked: bool = False,
     ) -> RunRecord:
-        """Learn what is not learnt yet, and save the state in the folder; return the record.
+        """Learn the remaining tasks, and save the state in the folder; return the record.
 
-        The record of a finished run is returned as it is. `tell` gets a line for whatever a user
-        should know, and perhaps a hint, as errors have them. `locked` says that another process,
-        which waits for this one, has locked the folder.
+        The record of a finished run is returned as it is. `tell` is called with a line for
+        everything a user should know, and sometimes a hint, as errors have them. `locked` means
+        that another process, which waits for this one, has locked the folder.
         """
         assert self.folder is not None
         assert self.checkpoints is not None
@@ -240,23 +241,23 @@ class Run:
             world().refuse_differences(seen, ONE_FOLDER)
             if finished:
                 tell(f"{self.method.name}: finished before", "fresh")
-                self.checkpoints.clear()  # killed right at its end, it could not do so itself
+                self.checkpoints.clear()  # a run killed right at its end leaves some
                 return finished
             loaded = self.checkpoints.load()
             counter = loaded and loaded.counter
             world().refuse_differences({f"checkpoints in '{self.folder}'": counter}, ONE_FOLDER)
             if loaded:
                 for warning in loaded.warnings:
-                    tell(f"{warning}; going on from the one before")
-                with understood(f"what is kept in '{self.folder}'"):
+                    tell(f"{warning}; resuming from the one before")
+                with raising_bad_checkpoint(f"the state in '{self.folder}'"):
                     self.load_state_dict(loaded.state)
-                tell(f"{self.method.name}: going on with task {len(self.scores) + 1}")
+                tell(f"{self.method.name}: resuming with task {len(self.scores) + 1}")
             record = self.execute(observer)
             self.checkpoints.clear()
             return record
 
     def execute(self, observer: Observer | None = None) -> RunRecord:
-        """Learn all tasks that are not learnt yet; return the record."""
+        """Learn the remaining tasks; return the record."""
         self.observer = observer
         self.record.data = self.fingerprint
         self.record.device, self.record.processes = str(self.device), world().size
@@ -267,7 +268,7 @@ class Run:
             for number in range(len(self.scores), len(self.stream)):
                 self.learn(number)
                 self.record.complete = number == len(self.stream) - 1
-                # Before anything is saved: a method may not be able to give a whole state.
+                # Before anything is saved, because a method may refuse an incomplete state.
                 saving = self.checkpoints is not None and not self.record.complete
                 state = self.state_dict() if saving else {}
                 self.save_record()
@@ -285,26 +286,26 @@ class Run:
         return self.record
 
     def learn(self, number: int) -> None:
-        """Learn one task and measure."""
+        """Learn one task, and measure all tasks learnt so far."""
         task, session = self.stream[number], self.session
         if not session.unfinished:
             session.add_task(task.classes)
             if self.net.shared_head and not self.method.joint:
-                self.measure_ahead(number)
+                self.measure_before_learning(number)
         session.learn_task(
-            task, observer=self.observe, checkpoints=self.checkpoints, whole_state=self.state_dict
+            task, observer=self.observe, checkpoints=self.checkpoints, full_state=self.state_dict
         )
         with session.clock.phase("evaluate"):
             last = number == len(self.stream) - 1
-            for learnt in self.learnt_now(task, last):
-                session.prototypes.learn(self.net, learnt)
-            seen = range(number + 1) if last or not self.method.joint else range(0)
+            for learnt in self.newly_learnt(task, last):
+                session.prototypes.add_task(self.net, learnt)
+            measured = range(number + 1) if last or not self.method.joint else range(0)
             task_free = last or self.plan.training.task_free == "every"
-            self.scores.append([self.score(j, task_free) for j in seen])
-        self.summarise()
+            self.scores.append([self.score(j, task_free) for j in measured])
+        self.update_record()
 
     def observe(self, at: Progress) -> None:
-        """Count a step of training, and tell whoever watches."""
+        """Count a step of training, and pass it to the events and the observer."""
         self.steps += 1
         if self.events:
             self.events.step(self.steps, at)
@@ -312,12 +313,12 @@ class Run:
             self.observer(at)
 
     def share_done(self, at: Progress) -> float:
-        """Return how much of the whole run is done."""
+        """Return the share of the whole run that is done, from 0 to 1."""
         share = at.step / at.steps
         return share if self.method.joint else (at.task + share) / len(self.stream)
 
-    def learnt_now(self, task: Task, last: bool) -> Sequence[Task]:
-        """Return the tasks the network knows since this one: all at the end of a joint method."""
+    def newly_learnt(self, task: Task, last: bool) -> Sequence[Task]:
+        """Return the tasks learnt with this one: itself, or all at the end of a joint method."""
         if not self.method.joint:
             return [task]
         return self.stream if last else []
@@ -329,8 +330,8 @@ class Run:
         task, test = self.stream[number], self.stream.test(number)
         return evaluate(self.net, self.session.prototypes, task, test, task_free=task_free)
 
-    def measure_ahead(self, number: int) -> None:
-        """Measure a task before it is learnt, which a head shared by all tasks allows."""
+    def measure_before_learning(self, number: int) -> None:
+        """Measure a task before it is learnt, as a shared head allows, for forward transfer."""
         with self.session.clock.phase("evaluate"):
             if number == 0:
                 self.untrained = [
@@ -338,11 +339,11 @@ class Run:
                     for j in range(1, len(self.stream))
                 ]
             else:
-                here = self.stream[number], self.stream.test(number)
-                self.before.append(accuracy(self.net, 0, *here))
+                task, test = self.stream[number], self.stream.test(number)
+                self.before.append(accuracy(self.net, 0, task, test))
 
-    def summarise(self) -> None:
-        """Bring the record up to date with what was measured."""
+    def update_record(self) -> None:
+        """Update the record with what was measured."""
         record = self.record
         task_known = self.matrix("task_known")
         record.accuracy_matrix = rows(task_known)
@@ -370,14 +371,14 @@ class Run:
         record.layers = list(layers.values())
 
     def base_parameters(self) -> int:
-        """Return the parameters of the network as it was built, with heads for the tasks so far."""
+        """Return the size of the network as it was built, with heads for the tasks so far."""
         classes = [task.classes for task in self.stream][: len(self.scores)]
         if self.plan.network_options.heads == "shared":
             classes = classes[:1]
         return self.trunk_size + self.embedding * sum(classes)
 
     def matrix(self, kind: str) -> Tensor:
-        """Return one kind of accuracy as A[i, j], so far; NaN where nothing was measured."""
+        """Return one kind of accuracy as A[i, j] so far, with NaN where nothing was measured."""
         size = len(self.scores)
         matrix = torch.full((size, size), math.nan, dtype=torch.float64)
         for i, row in enumerate(self.scores):
@@ -404,12 +405,12 @@ class Run:
             )
         return results
 
-    # What is on disk.
+    # Saving and loading.
 
     def state_dict(self, unfinished: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the state between two tasks, or with that of the training loop in one."""
+        """Return the state of a run; `unfinished` is that of the training loop, within a task."""
         if self.events:
-            self.events.flush()  # what is saved of a run is in its curves
+            self.events.flush()  # curves on disk must reach as far as the state
         session, names = self.session, {new: old for old, new in SAVED_SCORES.items()}
         seconds = Seconds(**session.clock.so_far())
         return {
@@ -431,7 +432,7 @@ class Run:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring a run that has not begun to a state that was saved, with the settings it has."""
+        """Restore a saved state, with its settings, in a run that has not started."""
         self._refuse_others(state["plan"], state["data"])
         saved = Plan.from_dict(state["plan"], type(self.plan.method))
         saved = replace(saved, trunk=self.plan.trunk)
@@ -439,7 +440,7 @@ class Run:
             self._begin(saved)
         session = self.session
         session.load_state_dict(state, [task.classes for task in self.stream])
-        session.prototypes = ClassPrototypes(**devices.moved(state["judge"], self.device))
+        session.prototypes = ClassPrototypes(**devices.to_device(state["judge"], self.device))
         self.scores = [
             [
                 Score(**{SAVED_SCORES.get(name, name): value for name, value in score.items()})
@@ -463,20 +464,20 @@ class Run:
         except NewerRecord:
             raise
         except UserError as error:
-            tell(f"{error}; it is written again")
+            tell(f"{error}; it will be replaced")
             return None
         self._refuse_others(record.settings(), record.data)
         return record if record.complete else None
 
     def _refuse_others(self, values: Mapping[str, Any], data: str) -> None:
-        """Refuse what was saved of a run with other settings or other data."""
+        """Refuse a folder that holds a run with other settings or other data."""
         differences = []
         if not self.plan.describes(values):
             other = identity(values, type(self.plan.method))
-            names = [name for name, _, _ in differing(other, self.plan.identity())]
+            names = [name for name, _, _ in nested_differences(other, self.plan.identity())]
             differences = [
                 f"{name} {there} there, {here} here"
-                for name, there, here in differing(values, self.plan.as_dict())
+                for name, there, here in nested_differences(values, self.plan.as_dict())
                 if name in names
             ]
         if data and data != self.fingerprint:
@@ -490,26 +491,26 @@ class Run:
             )
 
     def save_record(self) -> None:
-        """Write the record, if there is a place for it."""
+        """Write the record, if the run has a folder."""
         self.record.seconds = Seconds(**self.session.clock.so_far())
         if self.folder is not None:
             world().on_main_process(partial(write, self.record, self.folder))
 
 
-def differing(
+def nested_differences(
     there: Mapping[str, Any], here: Mapping[str, Any], name: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the values that differ in nested dicts, with dotted names; None for one not there."""
+    """Yield dotted names and both values where nested dicts differ; None for a missing value."""
     for key in {**there, **here}:
         label, old, new = f"{name}.{key}" if name else key, there.get(key), here.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from differing(old, new, label)
+            yield from nested_differences(old, new, label)
         elif old != new:
             yield label, old, new
 
 
 def write(record: RunRecord, folder: Path) -> None:
-    """Write a record."""
+    """Write a record, and make its folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         record.save(folder)
@@ -517,18 +518,18 @@ def write(record: RunRecord, folder: Path) -> None:
         raise UserError(f"the record cannot be written to '{folder}': {error}") from None
 
 
-def forget(folders: Iterable[Path]) -> None:
-    """Remove records and states of runs, so that all of them are learnt again.
+def remove_runs(folders: Iterable[Path]) -> None:
+    """Remove records and checkpoints of runs, so that they start from the beginning.
 
-    Not if torchrun has started the processes again: it does so with the same words, and what they
-    have learnt since is not to be forgotten.
+    Not if torchrun has restarted the processes: it repeats the same command line, and what they
+    have learnt since is not to be lost.
     """
-    if started_before():
+    if restart_count():
         return
-    with ExitStack() as all_locks:
+    with ExitStack() as locks:
         folders = list(folders)
         for folder in folders:
-            all_locks.enter_context(locking(folder))
+            locks.enter_context(locking(folder))
         for folder in folders:
             world().on_main_process(partial(_unlink, folder / FILE_NAME))
             CheckpointManager(folder).clear()
@@ -543,24 +544,24 @@ def _unlink(path: Path) -> None:
 
 @contextmanager
 def locking(folder: Path) -> Iterator[None]:
-    """Keep other runs away from a folder while the block runs; the main process does it."""
+    """Lock a folder while the block runs; the main process does it for all."""
     lock = Lock(folder)
     world().on_main_process(lock.__enter__)
     try:
         if world().size > 1:
-            sight = {f"whether they see '{folder}'": seen(lock.path)}
-            world().refuse_differences(sight, ONE_FOLDER)
+            visible = {f"whether they see '{folder}'": wait_for_file(lock.path)}
+            world().refuse_differences(visible, ONE_FOLDER)
         yield
     finally:
         lock.release()
 
 
-def seen(path: Path) -> bool:
-    """Tell whether there is such a file; a network filesystem may take a while to show it."""
-    end = time.monotonic() + PATIENCE
+def wait_for_file(path: Path) -> bool:
+    """Tell whether a file exists; wait, because a network filesystem may show it late."""
+    end = time.monotonic() + FILE_TIMEOUT
     while True:
         with suppress(OSError):
-            if path.name in os.listdir(path.parent):  # what is listed is asked for anew
+            if path.name in os.listdir(path.parent):  # not cached, as a lookup of the name may be
                 return True
         if time.monotonic() > end:
             return False
@@ -570,25 +571,25 @@ def seen(path: Path) -> bool:
 # Several processes.
 
 
-def own_device(name: torch.device | str) -> torch.device:
-    """Return the device by this name; of several processes each has one of its own."""
+def process_device(name: torch.device | str) -> torch.device:
+    """Return the device of this name; with several processes, each gets its own GPU."""
     device = devices.resolve_device(name)
     if world().size == 1 or device.type == "cpu":
         return device
     if device.type != "cuda" or device.index is not None:
         raise UserError(
-            f"device '{name}' is for one process: give cpu, or cuda for a device of each"
+            f"device '{name}' is for one process: give cpu, or cuda for one GPU per process"
         )
-    here, count = number_of("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
-    if here > count:
-        raise UserError(f"{here} processes share this machine's {count} GPUs: start one for each")
+    local, count = env_count("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
+    if local > count:
+        raise UserError(f"{local} processes for {count} GPUs on this machine: start one per GPU")
     own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(own)
     return own
 
 
 def refuse_several_processes(plan: Plan, stream: TaskStream) -> None:
-    """Refuse a run that several processes cannot train together, if there are several."""
+    """Refuse a run that several processes cannot train together; one process always can."""
     size = world().size
     if size == 1:
         return
@@ -612,13 +613,13 @@ def refuse_several_processes(plan: Plan, stream: TaskStream) -> None:
 
 
 def refuse_other_processes(plans: list[Plan], **options: object) -> None:
-    """Refuse processes that were started with other words, or with other versions."""
-    words = {f"--{name}": value for name, value in options.items()}
+    """Refuse processes that differ in their plans, their options or their versions."""
+    flags = {f"--{name}": value for name, value in options.items()}
     settings = [plan.as_dict() for plan in plans]
-    world().refuse_differences({**versions_that_count(), "the settings": settings, **words})
+    world().refuse_differences({**compared_versions(), "the settings": settings, **flags})
 
 
-def versions_that_count() -> dict[str, str]:
-    """Return the versions that have to be the same in all processes."""
+def compared_versions() -> dict[str, str]:
+    """Return the versions that must be the same in all processes."""
     installed = versions()
     return {f"the version of {name}": installed[name] for name in ("python", "classgrad", "torch")}

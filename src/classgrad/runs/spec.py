@@ -1,4 +1,4 @@
-"""What exactly a run does: every value resolved and checked before anything starts."""
+"""Plans of runs: every value resolved and checked before anything starts, and their identity."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from classgrad.training.config import Training
 
 
 class NoOptions(Settings):
-    """What can be set on a stream that was made already: nothing."""
+    """No options, for a stream that a user has made already."""
 
     kind = "benchmark option"
 
@@ -32,9 +32,9 @@ class NoOptions(Settings):
 class Plan:
     """A run, fully described.
 
-    It is known by its identity: the settings that differ from the defaults (`classgrad.defaults`).
-    `defaults` is the version of those; that of today, but for a run that an earlier one has begun.
-    A network of a user's own is known by its class and a digest of its weights.
+    Its identity is made of the settings that differ from the defaults (`classgrad.defaults`).
+    `defaults` is their version: the newest, except for a run that was started with an earlier one.
+    A network of a user's own is identified by its class and a digest of its weights.
     """
 
     benchmark: str
@@ -45,7 +45,7 @@ class Plan:
     recipe: str
     training: Training
     seed: int
-    defaults: int = field(default_factory=defaults.newest)
+    defaults: int = field(default_factory=defaults.newest_version)
     trunk: nn.Module | None = field(default=None, compare=False, repr=False)  # a user's own
 
     def as_dict(self) -> dict[str, Any]:
@@ -64,12 +64,12 @@ class Plan:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], method: type[Method] | None = None) -> "Plan":
-        """Return the plan that `as_dict` describes, with settings as they were when it was written.
+        """Return the plan that `as_dict` describes, with the defaults of when it was written.
 
-        A method that is not in the table has to be given.
+        The class of a method that is not in the table has to be given.
         """
-        version = defaults.check(values.get("defaults", 1))
-        kinds = kinds_of(values, method)
+        version = defaults.check_version(values.get("defaults", 1))
+        kinds = settings_types(values, method)
         if kinds["method"][1] is Settings:
             raise unknown("method", values["method"]["name"], methods.METHODS)
         if kinds["network_options"][1] is Settings:
@@ -78,13 +78,13 @@ class Plan:
         def settings(part: str) -> Any:
             key, kind = kinds[part]
             given = {name: value for name, value in values[part].items() if name != "name"}
-            return defaults.restored(key, kind, given, version)
+            return defaults.restore(key, kind, given, version)
 
-        made = kinds["benchmark_options"][1] is Settings
+        user_stream = kinds["benchmark_options"][1] is Settings
         return cls(
             benchmark=values["benchmark"],
             benchmark_options=dict(values["benchmark_options"])
-            if made
+            if user_stream
             else settings("benchmark_options").model_dump(),
             method=settings("method"),
             network=values["network"],
@@ -96,14 +96,14 @@ class Plan:
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return what this run is known by."""
+        """Return what identifies this run."""
         return identity(self.as_dict(), type(self.method))
 
     def describes(self, values: Mapping[str, Any]) -> bool:
-        """Tell whether values, as a record has them, are of this run.
+        """Tell whether values, as a record has them, are those of this run.
 
-        They are if the same settings were given, whatever the defaults were then, and also if all
-        values are the same, whichever of them were given.
+        They are if the same settings were given, whatever the defaults were then. They also are if
+        all values are the same, whichever of them were given.
         """
         if not values or values["method"]["name"] != self.method.name:
             return False
@@ -115,28 +115,28 @@ class Plan:
     def folder_name(self) -> str:
         """Return a name that differs between runs that differ in any value.
 
-        It is a digest of the settings that the first version had, and of newer ones that differ
-        from what was done then, so that a name stays when there are more settings.
+        It ends in a digest of the settings of the first version, and of newer ones that differ from
+        what was done then, so that names stay the same when settings are added.
         """
         kind = type(self.method)
-        own = identity(self.as_dict(), kind, version=1)
-        for part, (key, settings) in kinds_of(own, kind).items():
-            own[part] = defaults.first_form(key, settings, own[part])
-        text = json.dumps(own, sort_keys=True)
+        values = identity(self.as_dict(), kind, version=1)
+        for part, (key, settings) in settings_types(values, kind).items():
+            values[part] = defaults.in_first_version(key, settings, values[part])
+        text = json.dumps(values, sort_keys=True)
         return self.folder_prefix() + hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def folder_prefix(self) -> str:
-        """Return what the names of all runs with this benchmark, method and seed begin with."""
+        """Return the common prefix of all runs with this benchmark, method and seed."""
         title = re.sub(r"[^\w.-]+", "-", self.benchmark.partition(":")[0])
         return f"{title}-{self.method.name}-seed{self.seed}-"
 
 
-def kinds_of(
+def settings_types(
     values: Mapping[str, Any], method: type[Method] | None = None
 ) -> dict[str, tuple[str, type[Settings]]]:
-    """Return for each part of a plan's values its key in the defaults, and its settings.
+    """Return, for each part of a plan's values, its key in the defaults and its settings class.
 
-    Those of a stream that was made already, or of what is no longer in the tables, are any.
+    The class is `Settings` for a user's own stream, and for names that are not in the tables.
     """
     name, network = values["method"]["name"], values["network"]
     title = values["benchmark"].partition(":")[0]
@@ -144,11 +144,11 @@ def kinds_of(
     if title in benchmarks.BENCHMARKS:
         stream = benchmarks.BENCHMARKS[title].Options
     trunk, table_method = networks.NETWORKS.get(network), methods.METHODS.get(name)
-    own: type[Settings] = HeadSettings if network.startswith(networks.OWN) else Settings
+    no_table: type[Settings] = HeadSettings if network.startswith(networks.OWN) else Settings
     return {
         "benchmark_options": (f"benchmark {title}", stream),
         "method": (f"method {name}", method or table_method or Settings),
-        "network_options": (f"network {network}", trunk.Options if trunk else own),
+        "network_options": (f"network {network}", trunk.Options if trunk else no_table),
         "training": ("training", Training),
     }
 
@@ -156,18 +156,18 @@ def kinds_of(
 def identity(
     values: Mapping[str, Any], method: type[Method] | None = None, *, version: int | None = None
 ) -> dict[str, Any]:
-    """Return what tells a run from others: of all values, those that differ from the defaults.
+    """Return what identifies a run: the values that differ from the defaults.
 
-    These are the defaults it was made with, or those of a version.
+    These are the defaults of `version`, or of the version that the run was made with.
     """
     names = ("benchmark", "network", "recipe", "seed")
-    own: dict[str, Any] = {name: values[name] for name in names}
+    result: dict[str, Any] = {name: values[name] for name in names}
     version = values.get("defaults", 1) if version is None else version
-    for part, (key, kind) in kinds_of(values, method).items():
-        rest = {name: value for name, value in values[part].items() if name != "name"}
-        own[part] = defaults.given(key, kind, rest, version)
-    own["method"]["name"] = values["method"]["name"]
-    return own
+    for part, (key, kind) in settings_types(values, method).items():
+        settings = {name: value for name, value in values[part].items() if name != "name"}
+        result[part] = defaults.non_default(key, kind, settings, version)
+    result["method"]["name"] = values["method"]["name"]
+    return result
 
 
 def make_plan(
@@ -180,12 +180,12 @@ def make_plan(
     seed: int = 1,
     values: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Resolve names and values: the recipe's first, then those given one by one.
+    """Resolve names and values: those of the recipe, overridden by those that are given.
 
-    Each name in `values` belongs to the method, the training, the network or the benchmark. Of a
-    method and of `training` that are given as objects, the recipe fills in what they leave to their
-    defaults. A stream that was made already keeps its own options. A network of your own is a trunk
-    from inputs to (n, embedding), or what makes one.
+    Each name in `values` belongs to the method, the training, the network or the benchmark. Where a
+    method or `training` is given as an object, the recipe fills in what that leaves to its
+    defaults. A stream of your own keeps its options. A network of your own is a trunk from inputs
+    to (n, embedding), or a function that makes one.
 
     >>> make_plan(values={"eta": 0.9, "epochs": 2}).training.epochs
     2
@@ -193,16 +193,16 @@ def make_plan(
     if isinstance(benchmark, str):
         title = benchmark
         stream_options: type[Settings] = benchmarks.find(benchmark).Options
-        made = None
+        user_options = None
     else:
-        title, stream_options, made = benchmark.name, NoOptions, benchmark.options
+        title, stream_options, user_options = benchmark.name, NoOptions, benchmark.options
     kind = methods.kind(method) if isinstance(method, str) else type(method)
-    book = recipes.load(recipe)
-    usual = book.network_for(title)
+    loaded_recipe = recipes.load(recipe)
+    recipe_network = loaded_recipe.network_for(title)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UserError(f"seed must be a whole number from 0 on (got {seed!r})")
     trunk = own_trunk(network, seed) if network and not isinstance(network, str) else None
-    name = network if isinstance(network, str) else usual
+    name = network if isinstance(network, str) else recipe_network
     if trunk is not None:
         name, options = networks.own_name(trunk), HeadSettings
     elif name is None:
@@ -217,26 +217,26 @@ def make_plan(
         "network_options": options,
         "benchmark_options": stream_options,
     }
-    filled = {part: book.values(part, title, kind.name) for part in parts}
-    if name != usual:  # options and values by layer name were meant for another network
+    filled = {part: loaded_recipe.values(part, title, kind.name) for part in parts}
+    if name != recipe_network:  # its options, and values by layer name, are for another network
         filled["network_options"] = {}
-        plain = {n: v for n, v in filled["method"].items() if not isinstance(v, dict)}
-        filled["method"] = plain
+        filled["method"] = {n: v for n, v in filled["method"].items() if not isinstance(v, dict)}
     if isinstance(method, Method):
         filled["method"] = {**kind.by_name(filled["method"]), **method.given()}
     if training is not None:
         filled["training"] = {**Training.by_name(filled["training"]), **training.given()}
     if not isinstance(benchmark, str):
         filled["benchmark_options"] = {}
-    whose = f"{kind.name} on {title} with {name}"
-    filled = assigned(parts, filled, values or {}, whose)
+    context = f"{kind.name} on {title} with {name}"
+    filled = assign_values(parts, filled, values or {}, context)
     return Plan(
         benchmark=title,
-        benchmark_options=made or stream_options(**filled["benchmark_options"]).model_dump(),
+        benchmark_options=user_options
+        or stream_options(**filled["benchmark_options"]).model_dump(),
         method=kind(**filled["method"]),
         network=name,
         network_options=options(**filled["network_options"]),
-        recipe=book.name,
+        recipe=loaded_recipe.name,
         training=Training(**filled["training"]),
         seed=seed,
         trunk=trunk,
@@ -244,7 +244,7 @@ def make_plan(
 
 
 def own_trunk(network: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Return a trunk of a user's own, or what a function makes, with weights by the seed."""
+    """Return a user's own trunk, or call the function that makes it, with weights by the seed."""
     if isinstance(network, nn.Module):
         return network
     with global_chance_kept():
@@ -252,29 +252,34 @@ def own_trunk(network: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Mod
         trunk = network()
     if not isinstance(trunk, nn.Module):
         raise UserError(
-            f"the network makes a {type(trunk).__name__}: it has to make a module of PyTorch"
+            f"the network function returns a {type(trunk).__name__}: let it return a torch module"
         )
     return trunk
 
 
-def assigned(
+def assign_values(
     parts: Mapping[str, type[Settings]],
     filled: Mapping[str, dict[str, Any]],
     values: Mapping[str, Any],
-    whose: str,
+    context: str,
 ) -> dict[str, dict[str, Any]]:
-    """Return what is filled in for each part, with given values in the part that has the name."""
-    found = dict(filled)
+    """Return the values of each part, with given ones in the first part that has the name.
+
+    `context` says in an error what the settings are for.
+    """
+    result = dict(filled)
     given: dict[str, str] = {}
     for name, value in values.items():
         owner = next((part for part, settings in parts.items() if settings.accepts(name)), None)
         if owner is None:
             known = [name for settings in parts.values() for name in settings.names()]
-            raise unknown(f"setting for {whose}", name, known)
+            raise unknown(f"setting for {context}", name, known)
         settings = parts[owner]
-        word = settings.field_of(name)
-        if given.setdefault(word, name) != name:
-            raise UserError(f"'{given[word]}' and '{name}' are the same setting: give one of them")
-        kept = {n: v for n, v in found[owner].items() if settings.field_of(n) != word}
-        found[owner] = {**kept, name: value}
-    return found
+        field_name = settings.field_of(name)
+        if given.setdefault(field_name, name) != name:
+            raise UserError(
+                f"'{given[field_name]}' and '{name}' are the same setting: give one of them"
+            )
+        others = {n: v for n, v in result[owner].items() if settings.field_of(n) != field_name}
+        result[owner] = {**others, name: value}
+    return result

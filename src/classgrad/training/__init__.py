@@ -1,1 +1,1 @@
-"""How tasks are trained: settings, schedules, the loop, and measures of what came out."""
+"""Training: settings, schedules, the loop, the session that learns tasks, and metrics."""

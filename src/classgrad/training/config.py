@@ -1,4 +1,4 @@
-"""How a task is trained: the settings, and the optimiser and schedule they ask for."""
+"""Training settings, and the optimiser and schedule that follow from them."""
 
 from typing import ClassVar, Literal
 
@@ -11,31 +11,33 @@ from classgrad.training.schedules import Constant, Cosine, Plateau, Schedule
 
 
 class Training(Settings):
-    """How a task is trained, whatever the method."""
+    """How a task is trained, with any method."""
 
     kind = "training setting"
-    # It never paid on a CPU, and did not change what was computed but for rounding.
+    # `compile` never paid on a CPU, and changed results by rounding only.
     removed: ClassVar[dict[str, Migration]] = {"compile": lambda value: {}}
 
     epochs: int = Field(default=10, ge=1, description="epochs per task, at most")
     batch_size: int = Field(default=64, ge=1, description="samples per step")
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
-        default="sgd", description="how weights move"
+        default="sgd", description="optimiser, a new one for every task"
     )
-    learning_rate: float = Field(default=0.05, gt=0, description="rate at the start of every task")
-    momentum: float = Field(
-        default=0.0, ge=0, lt=1, description="momentum of sgd, anew in every task"
+    learning_rate: float = Field(
+        default=0.05, gt=0, description="learning rate at the start of every task"
     )
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="momentum of sgd")
     nesterov: bool = Field(default=False, description="Nesterov's form of momentum")
-    weight_decay: float = Field(default=0.0, ge=0, description="pull of the weights to zero")
+    weight_decay: float = Field(default=0.0, ge=0, description="weight decay")
     schedule: Literal["plateau", "cosine", "constant"] = Field(
         default="cosine", description="plateau divides the rate when validation stops improving"
     )
-    warmup: int = Field(default=0, ge=0, description="cosine: steps to reach the rate")
+    warmup: int = Field(default=0, ge=0, description="cosine: steps of linear warm-up")
     lr_min: float = Field(default=1e-5, ge=0, description="plateau: stop below this rate")
-    factor: float = Field(default=2.0, gt=1, description="plateau: what the rate is divided by")
+    factor: float = Field(default=2.0, gt=1, description="plateau: divisor of the rate")
     patience: int = Field(
-        default=6, ge=1, description="plateau: epochs without improvement before that"
+        default=6,
+        ge=1,
+        description="plateau: epochs without improvement before the rate is divided",
     )
     task_free: Literal["every", "end"] = Field(
         default="every",
@@ -43,7 +45,7 @@ class Training(Settings):
     )
 
     def schedule_for(self, steps: int) -> Schedule:
-        """Return the schedule of a task that lasts at most `steps` steps."""
+        """Return the schedule of a task of at most `steps` steps."""
         if self.schedule == "plateau":
             return Plateau(
                 self.learning_rate, lowest=self.lr_min, factor=self.factor, patience=self.patience
@@ -53,7 +55,7 @@ class Training(Settings):
         return Constant(self.learning_rate)
 
     def optimizer_for(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return a new optimiser."""
+        """Return a new optimiser of these parameters."""
         rate, decay = self.learning_rate, self.weight_decay
         if self.optimizer == "adam":
             return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)

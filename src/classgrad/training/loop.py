@@ -1,4 +1,4 @@
-"""The one training loop: batches of one or more tasks through a method's loss and projection."""
+"""The training loop: every batch goes through a method's loss and the projection of gradients."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from classgrad import seeds
 from classgrad.checkpoints import CheckpointManager
-from classgrad.checkpoints.errors import understood
+from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.distributed import world
 from classgrad.errors import UserError
 from classgrad.methods.base import Method, Step
@@ -25,7 +25,7 @@ from classgrad.training.schedules import Plateau
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands, for whoever watches."""
+    """How far training is, for observers."""
 
     task: int
     epoch: int
@@ -35,14 +35,14 @@ class Progress:
     rate: float  # learning rate of the step
 
 
-# Large, as each layer sees values that were normalised by the batch.
+# Large, because every layer sees inputs that were normalised by statistics of the batch.
 RECALIBRATION_BATCH = 256
 
 Observer = Callable[[Progress], None]
 
 
 class LossNotFinite(UserError):
-    """Training stopped because the loss is no longer a number."""
+    """Training stopped because the loss became NaN or infinite."""
 
 
 def fit(
@@ -54,28 +54,29 @@ def fit(
     seed: int,
     observer: Observer | None = None,
     checkpoints: CheckpointManager | None = None,
-    whole_state: Callable[[dict[str, Any]], dict[str, Any]] = lambda state: state,
+    full_state: Callable[[dict[str, Any]], dict[str, Any]] = lambda state: state,
     resumed: dict[str, Any] | None = None,
 ) -> None:
     """Train on these tasks together; every batch holds samples of one of them.
 
-    With `checkpoints` the state is saved on the way: what `whole_state` makes of that of the loop.
-    From one that was saved, `resumed`, the loop continues to the same bits.
+    With `checkpoints` the state is saved during training; `full_state` turns the state of the loop
+    into all that is to be saved. From `resumed`, a saved state of the loop, training continues bit
+    for bit.
     """
     loop = Loop(net, method, tasks, training, seed)
     if resumed:
         loop.load_state_dict(resumed)
-    loop.run(observer, checkpoints, whole_state)
+    loop.run(observer, checkpoints, full_state)
 
 
 class Loop:
-    """The training loop over some tasks, and where it stands."""
+    """The training loop over some tasks, and its state."""
 
     def __init__(
         self, net: Network, method: Method, tasks: Sequence[Task], training: Training, seed: int
     ) -> None:
         self.net, self.method, self.tasks, self.training = net, method, tasks, training
-        self.newest = tasks[-1].id
+        self.newest_task = tasks[-1].id
         self.parameters = [p for p in method.parameters(net, tasks) if p.requires_grad]
         self.optimizer = training.optimizer_for(self.parameters)
         world().broadcast_([*(p.data for p in self.parameters), *net.buffers()])
@@ -84,47 +85,53 @@ class Loop:
         self.schedule = training.schedule_for(self.steps)
         if isinstance(self.schedule, Plateau) and not any(len(task.valid) for task in tasks):
             raise UserError(
-                "schedule 'plateau' needs validation data: keep some of the training data apart, "
+                "schedule 'plateau' needs validation data: set some of the training data aside, "
                 "or choose schedule=cosine"
             )
-        kinds = ("order", "method", "dropout")
-        self.chances = {kind: seeds.generator(seed, kind, self.newest) for kind in kinds}
-        net.set_generator(self.chances["dropout"])
+        purposes = ("order", "method", "dropout")
+        self.rngs = {
+            purpose: seeds.generator(seed, purpose, self.newest_task) for purpose in purposes
+        }
+        net.set_generator(self.rngs["dropout"])
         device = next(net.parameters()).device.type
         self.scaler = GradScaler(device) if net.precision == torch.float16 else None
         self.best: dict[str, Tensor] | None = None
-        self.done = self.epoch = 0
-        self.batch = 0  # of this epoch, which comes next
-        self.shuffle = self.chances["order"].get_state()  # that makes the batches of this epoch
+        self.steps_done = self.epoch = 0
+        self.batch = 0  # index of the next one in this epoch
+        self.order_state = self.rngs["order"].get_state()  # before the batches of this epoch
 
     def run(
         self,
         observer: Observer | None,
         checkpoints: CheckpointManager | None,
-        whole_state: Callable[[dict[str, Any]], dict[str, Any]],
+        full_state: Callable[[dict[str, Any]], dict[str, Any]],
     ) -> None:
-        """Train to the end."""
+        """Train until the last epoch, or until the schedule stops."""
 
         def state() -> dict[str, Any]:
-            return whole_state(self.state_dict())
+            return full_state(self.state_dict())
 
         while self.epoch < self.training.epochs:
             self.net.train()
-            self.shuffle = self.chances["order"].get_state()
-            found = epoch_batches(self.tasks, self.training.batch_size, self.chances["order"])
-            for task, index in found[self.batch :]:
+            self.order_state = self.rngs["order"].get_state()
+            all_batches = epoch_batches(self.tasks, self.training.batch_size, self.rngs["order"])
+            for task, index in all_batches[self.batch :]:
                 value = self.step(task, index)
-                self.done += 1
+                self.steps_done += 1
                 self.batch += 1
                 if observer:
                     rate = self.optimizer.param_groups[0]["lr"]
-                    observer(Progress(self.newest, self.epoch, self.done, self.steps, value, rate))
+                    observer(
+                        Progress(
+                            self.newest_task, self.epoch, self.steps_done, self.steps, value, rate
+                        )
+                    )
                 if checkpoints:
                     checkpoints.after_step(state)
             self.batch = 0
             self.epoch += 1
             if isinstance(self.schedule, Plateau) and not self.should_continue(self.schedule):
-                self.epoch = self.training.epochs  # a state that is saved now is at its end
+                self.epoch = self.training.epochs  # for a state saved from here on
         if checkpoints:
             checkpoints.after_training(state)
         if self.best is not None:
@@ -136,17 +143,17 @@ class Loop:
         """Take one step on a batch; return its loss."""
         net, method = self.net, self.method
         for group in self.optimizer.param_groups:
-            group["lr"] = self.schedule.rate(self.done)
+            group["lr"] = self.schedule.rate(self.steps_done)
         with method.sharded(net, len(index)) as shard:
             step = self.step_on(task, index, shard)
-            refuse_bad_values(step)
+            refuse_non_finite_images(step)
             loss = shard.weighted(method.loss(net, step))
         value = float(world().mean(loss.detach()))
         if not math.isfinite(value):
             rate = self.training.learning_rate
             raise LossNotFinite(
-                f"the loss is {value} at {place_of(step)}: lower learning_rate (it was {rate:g}) "
-                "or look for bad values in the images"
+                f"the loss is {value} at {position_of(step)}: lower learning_rate (it was "
+                f"{rate:g}) or look for bad values in the images"
             )
         self.optimizer.zero_grad()
         (self.scaler.scale(loss) if self.scaler else loss).backward()
@@ -154,7 +161,7 @@ class Loop:
         if self.scaler and not unscale(self.scaler, self.optimizer):
             return value
         method.adjust_gradients(net, step)
-        prepare(self.optimizer)
+        prepare_fused(self.optimizer)
         self.optimizer.step()
         method.after_step(net, step)
         return value
@@ -170,8 +177,8 @@ class Loop:
             task.transform(images),
             task.train.labels[index],
             self.optimizer,
-            self.chances["method"],
-            number=self.done,
+            self.rngs["method"],
+            number=self.steps_done,
             per_epoch=self.per_epoch,
             steps=self.steps,
             batch=batch,
@@ -180,65 +187,65 @@ class Loop:
         )
 
     def recalibrate(self) -> None:
-        """Measure the statistics that predictions will use, on all training data."""
-        self.net.train()  # layers that are not in training keep theirs
+        """Recalibrate BatchNorm: measure the statistics for predictions on all training data."""
+        self.net.train()  # layers in evaluation mode would not measure
         dtype = next(self.net.parameters()).dtype
         for task in self.tasks:
-            found = world().take_turns(batches(len(task.train), RECALIBRATION_BATCH))
-            inputs = (task.transform(task.train.unit_images(b, dtype)) for b in found)
+            own_batches = world().take_turns(batches(len(task.train), RECALIBRATION_BATCH))
+            inputs = (task.transform(task.train.unit_images(b, dtype)) for b in own_batches)
             self.net.recalibrate(task.id, inputs, world().sum)
 
     def should_continue(self, schedule: Plateau) -> bool:
-        """Judge the weights by validation data, and keep the best ones."""
+        """Tell the schedule the validation loss, and keep the best weights."""
         self.recalibrate()
         loss = validation_loss(self.net, self.tasks, self.training.batch_size)
-        verdict = schedule.judge(loss)
+        verdict = schedule.after_epoch(loss)
         if verdict == "better":
             self.best = {name: value.clone() for name, value in self.net.state_dict().items()}
         return verdict != "stop"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to go on after a step, beside the method's state."""
-        chances = {kind: generator.get_state() for kind, generator in self.chances.items()}
+        """Return all that is needed to resume after a step, except the method's state."""
+        rngs = {purpose: rng.get_state() for purpose, rng in self.rngs.items()}
         return {
             "net": self.net.state_dict(),
             "optimizer": [self.optimizer.state[parameter] for parameter in self.parameters],
             "schedule": vars(self.schedule),
             "scale": self.scaler.state_dict() if self.scaler else None,
-            "chances": {**chances, "order": self.shuffle},
+            "chances": {**rngs, "order": self.order_state},
             "best": self.best,
-            "done": self.done,
+            "done": self.steps_done,
             "epoch": self.epoch,
             "batch": self.batch,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
-        with understood("what is kept of the training loop"):
+        """Resume from a state."""
+        with raising_bad_checkpoint("the saved state of the training loop"):
             self._load(state)
 
     def _load(self, state: dict[str, Any]) -> None:
         self.net.load_state_dict(state["net"])
-        for parameter, kept in zip(self.parameters, state["optimizer"], strict=True):
-            # Single numbers, such as Adam's count of steps, are on the CPU with any device.
+        for parameter, saved in zip(self.parameters, state["optimizer"], strict=True):
+            # Scalars, such as Adam's step count, stay on the CPU whatever the device.
             self.optimizer.state[parameter] = {
                 name: value if value.dim() == 0 else value.to(parameter.device)
-                for name, value in kept.items()
+                for name, value in saved.items()
             }
         vars(self.schedule).update(state["schedule"])
         if self.scaler:
             load_scaler(self.scaler, state["scale"])
-        for kind, generator in self.chances.items():
-            generator.set_state(state["chances"][kind])
-        self.best, self.done = state["best"], state["done"]
+        for purpose, rng in self.rngs.items():
+            rng.set_state(state["chances"][purpose])
+        self.best, self.steps_done = state["best"], state["done"]
         self.epoch, self.batch = state["epoch"], state["batch"]
 
 
 def unscale(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
-    """Divide the gradients by the scale of the loss, and adapt it; tell whether to take the step.
+    """Divide the gradients by the loss scale, and adapt the scale; tell whether to take the step.
 
-    It is left out where the scale made gradients infinite. With a scale of 1 it is always taken,
-    and the scale never falls below: gradients that are infinite then are so without it.
+    A step is skipped where the scale made gradients infinite. The scale never falls below 1, and
+    at 1 a step is always taken: gradients that are infinite then would be so without scaling.
     """
     before = scaler.get_scale()
     scaler.unscale_(optimizer)
@@ -249,17 +256,17 @@ def unscale(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
 
 
 def load_scaler(scaler: GradScaler, state: dict[str, Any]) -> None:
-    """Take up the scale of the loss; older states call it `factor`, and the steps since `good`."""
+    """Restore the loss scale; older states call it `factor`, and its growth tracker `good`."""
     old = "factor" in state
     scale, steps = state["factor" if old else "scale"], state["good" if old else "_growth_tracker"]
     if not 1 <= scale < math.inf or not steps >= 0:
         raise ValueError(f"a scale of {scale} after {steps} steps")
-    found = {"scale": float(scale), "_growth_tracker": int(steps)}
-    scaler.load_state_dict({**scaler.state_dict(), **found})
+    restored = {"scale": float(scale), "_growth_tracker": int(steps)}
+    scaler.load_state_dict({**scaler.state_dict(), **restored})
 
 
-def refuse_bad_values(step: Step) -> None:
-    """Refuse a batch with images that hold something else than numbers."""
+def refuse_non_finite_images(step: Step) -> None:
+    """Refuse a batch with NaN or infinity in its images."""
     if not step.task.train.images.is_floating_point():
         return
     images = step.images if step.shard.is_whole else step.task.train.images[step.batch]
@@ -267,13 +274,13 @@ def refuse_bad_values(step: Step) -> None:
     if len(bad):
         sample = int(step.batch[bad[0]])
         raise LossNotFinite(
-            f"training sample {sample} has values that are not numbers, at {place_of(step)}: put "
-            "it right or leave it out"
+            f"training sample {sample} contains NaN or infinity, at {position_of(step)}: correct "
+            "it or leave it out"
         )
 
 
-def place_of(step: Step) -> str:
-    """Say where training is."""
+def position_of(step: Step) -> str:
+    """Return task, epoch and step for a message."""
     return (
         f"task {step.task.id + 1} ('{step.task.name}'), epoch {step.epoch + 1}, "
         f"step {step.number % step.per_epoch + 1}"
@@ -284,10 +291,10 @@ def epoch_batches(
     tasks: Sequence[Task], size: int, generator: torch.Generator
 ) -> list[tuple[Task, Tensor]]:
     """Return the batches of one epoch: shuffled within each task, then among the tasks."""
-    found = [(task, b) for task in tasks for b in batches(len(task.train), size, generator)]
+    in_order = [(task, b) for task in tasks for b in batches(len(task.train), size, generator)]
     if len(tasks) == 1:
-        return found
-    return [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
+        return in_order
+    return [in_order[i] for i in torch.randperm(len(in_order), generator=generator).tolist()]
 
 
 @torch.no_grad()
@@ -305,20 +312,20 @@ def validation_loss(net: Network, tasks: Sequence[Task], size: int) -> float:
     return float(world().sum(torch.tensor(total, dtype=torch.float64))) / count
 
 
-def prepare(optimizer: torch.optim.Optimizer) -> None:
-    """Give a fused optimiser what it takes for granted.
+def prepare_fused(optimizer: torch.optim.Optimizer) -> None:
+    """Meet what a fused optimiser takes for granted.
 
-    It goes blindly through gradients as their weights lie in memory. And it has a momentum for all
-    weights or for none, though a weight may get its first gradient later: zero gives the same.
+    It reads gradients with the strides of their weights. And it expects a momentum buffer for all
+    weights or for none, though a weight may get its first gradient later: zeros give the same.
     """
     for group in optimizer.param_groups:
-        here = [parameter for parameter in group["params"] if parameter.grad is not None]
-        for parameter in here:
+        trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+        for parameter in trained:
             if parameter.grad.stride() != parameter.stride():
                 parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
-        states = [optimizer.state[parameter] for parameter in here]
-        moving = [state.get("momentum_buffer") is not None for state in states]
-        if any(moving) and not all(moving):
-            for parameter, state in zip(here, states, strict=True):
+        states = [optimizer.state[parameter] for parameter in trained]
+        has_buffer = [state.get("momentum_buffer") is not None for state in states]
+        if any(has_buffer) and not all(has_buffer):
+            for parameter, state in zip(trained, states, strict=True):
                 if state.get("momentum_buffer") is None:
                     state["momentum_buffer"] = torch.zeros_like(parameter)

@@ -1,4 +1,4 @@
-"""Measures of a run, as pure functions of its accuracy matrix.
+"""Metrics of a run, as pure functions of its accuracy matrix.
 
 A[i, j] is the accuracy, in per cent, on the test set of task j after learning task i; NaN above the
 diagonal and wherever nothing was measured. T is the number of tasks.

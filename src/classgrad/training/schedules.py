@@ -1,4 +1,7 @@
-"""Learning rates over a task: the paper's division on plateaus, cosine with warm-up, constant."""
+"""Learning rates over a task: divided on plateaus as in the paper, cosine with warm-up, constant.
+
+Attributes of a schedule are part of saved states, by their names.
+"""
 
 import math
 from typing import Literal, Protocol
@@ -7,7 +10,7 @@ Verdict = Literal["better", "worse", "stop"]
 
 
 class Schedule(Protocol):
-    """Says the rate of every step."""
+    """Gives the learning rate of every step."""
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from the start of the task."""
@@ -16,11 +19,11 @@ class Schedule(Protocol):
 class Plateau:
     """Divide the rate when the validation loss has not fallen for `patience` epochs.
 
-    As in HAT, GPM and CGP. Below `lowest` training stops. The weights with the lowest loss are
-    the result.
+    As in HAT, GPM and CGP. Training stops when the rate falls below `lowest`, and ends with the
+    weights that had the lowest loss.
 
     >>> schedule = Plateau(0.1, lowest=0.02, factor=2.0, patience=1)
-    >>> [schedule.judge(loss) for loss in (3.0, 2.0, 2.5, 2.5, 2.5)]
+    >>> [schedule.after_epoch(loss) for loss in (3.0, 2.0, 2.5, 2.5, 2.5)]
     ['better', 'better', 'worse', 'worse', 'stop']
     """
 
@@ -33,8 +36,8 @@ class Plateau:
         """Return the rate as divided so far."""
         return self.current
 
-    def judge(self, loss: float) -> Verdict:
-        """Take the validation loss of an epoch: keep these weights, go on, or stop."""
+    def after_epoch(self, loss: float) -> Verdict:
+        """Take the validation loss of an epoch; tell whether it is the best yet, or to stop."""
         if loss < self.best:
             self.best = loss
             self.left = self.patience

@@ -1,7 +1,8 @@
 """A network and a method that learn tasks one after another.
 
-The life of a task, and the order in which its state is restored, are written here and nowhere else:
-a `Run` is a session with a stream and a record, a `Learner` one with a user's images and a folder.
+The life cycle of a task, and the order in which state is restored, are defined here and nowhere
+else. A `Run` is a session with a stream and a record, a `Learner` one with a user's images and a
+folder.
 """
 
 import itertools
@@ -43,7 +44,7 @@ class Clock:
             self._since = None
 
     def so_far(self) -> dict[str, float]:
-        """Return the seconds of every phase, with those of one that is not over."""
+        """Return the seconds of every phase, including the current one so far."""
         if self._since is None:
             return self.seconds
         name, since = self._since
@@ -54,8 +55,8 @@ class Clock:
 class Session:
     """A network and a method, with what they have learnt so far.
 
-    The network has no head yet; `classes` is how many classes the first task has. `stream` holds
-    all tasks in advance, where they are known.
+    `net` must have no head yet; `classes` is the number of classes of the first task. `stream` has
+    all tasks, where they are known in advance.
     """
 
     def __init__(
@@ -72,13 +73,13 @@ class Session:
         self.method = method
         self.net = method.wrap(net, stream, seed)
         self.training, self.seed = training, seed
-        self.tasks = 0  # that were learnt
+        self.tasks = 0  # how many were learnt
         self.prototypes = ClassPrototypes()
         self.clock = Clock()
-        self.unfinished: State | None = None  # of the training loop, in the middle of a task
+        self.unfinished: State | None = None  # state of the training loop, to resume a task from
 
     def add_task(self, classes: int) -> None:
-        """Give the network what the next task owns, unless it has that already."""
+        """Add the head and other parts of the next task to the network, unless it has them."""
         if len(self.net.heads) == self.tasks:
             self.net.add_task(classes)
 
@@ -88,19 +89,19 @@ class Session:
         *,
         observer: Observer | None = None,
         checkpoints: CheckpointManager | None = None,
-        whole_state: Callable[[State], State] = lambda state: state,
+        full_state: Callable[[State], State] = lambda state: state,
     ) -> None:
         """Learn the next task, or the rest of one whose state was loaded.
 
-        With `checkpoints` the state is saved on the way: what `whole_state` makes of that of the
-        training loop.
+        With `checkpoints` the state is saved during training; `full_state` turns the state of the
+        training loop into all that is to be saved.
         """
         self.add_task(task.classes)
         begin = self.method.continue_task if self.unfinished else self.method.begin_task
         begin(self.net, task)
         try:
             with self.clock.phase("train"):
-                loop = self.training_loop(task, observer, checkpoints, whole_state)
+                loop = self.training_loop(task, observer, checkpoints, full_state)
                 self.method.fit_task(self.net, task, loop)
                 self.method.processes.broadcast_(p.data for p in self.net.parameters())
             with self.clock.phase("memory"):
@@ -115,9 +116,9 @@ class Session:
         task: Task,
         observer: Observer | None = None,
         checkpoints: CheckpointManager | None = None,
-        whole_state: Callable[[State], State] = lambda state: state,
+        full_state: Callable[[State], State] = lambda state: state,
     ) -> Fit:
-        """Return the training loop, which a method may run several times for a task."""
+        """Return a function that fits the network; a method may call it several times per task."""
         rounds = self.method.rounds(task)
         numbers = itertools.count(self.unfinished["round"] if self.unfinished else 0)
 
@@ -127,12 +128,12 @@ class Session:
             resumed, self.unfinished = self.unfinished, None
 
             def observe(at: Progress) -> None:
-                """Tell where the whole task stands, not this round of it."""
+                """Report the progress of the whole task, not of this round."""
                 assert observer is not None
                 done = min(number, rounds - 1) * at.steps + at.step
                 observer(replace(at, step=done, steps=rounds * at.steps))
 
-            with checkpoints.patience() if checkpoints else nullcontext():
+            with checkpoints.deferred_signals() if checkpoints else nullcontext():
                 fit(
                     self.net,
                     self.method,
@@ -141,16 +142,16 @@ class Session:
                     seed=self.seed,
                     observer=observe if observer else None,
                     checkpoints=checkpoints,
-                    whole_state=lambda loop: whole_state({**loop, "round": number}),
+                    full_state=lambda loop: full_state({**loop, "round": number}),
                     resumed=resumed,
                 )
 
         return fit_round
 
     def state_dict(self, unfinished: State | None = None) -> State:
-        """Return everything but the settings, with the state of the loop in the middle of a task.
+        """Return everything but the settings; `unfinished` is the state of the training loop.
 
-        `tasks` are those that have a head, `net` the weights unless the loop has them.
+        `tasks` counts those that have a head; `net` is None where the loop's state has the weights.
         """
         return {
             "tasks": len(self.net.heads),
@@ -160,11 +161,11 @@ class Session:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], classes: Sequence[int]) -> None:
-        """Continue from a state; `classes` are the numbers of classes of its tasks."""
+        """Restore a state; `classes` has the number of classes of each of its tasks."""
         for number in range(len(self.net.heads), state["tasks"]):
             self.net.add_task(classes[number])
         self.unfinished = state["unfinished"]
-        # The method first: it gives layers their sizes.
+        # The method before the weights, because it gives layers their sizes.
         self.method.restore(state["method"], self.net)
         weights = (self.unfinished or state)["net"]
         refuse_other_layers(self.net, weights)
@@ -173,14 +174,14 @@ class Session:
 
 
 def refuse_other_layers(net: Network, weights: Mapping[str, Any]) -> None:
-    """Refuse weights that are of another network, by the name of a layer."""
-    here = {name: tuple(value.shape) for name, value in net.state_dict().items()}
-    there = {name: tuple(value.shape) for name, value in weights.items()}
-    for name in {**there, **here}:
-        if here.get(name) != there.get(name):
-            own = f"of shape {here[name]}" if name in here else "missing"
-            saved = f"{there[name]}" if name in there else "none"
+    """Refuse weights of another network; the message names the first layer that differs."""
+    expected = {name: tuple(value.shape) for name, value in net.state_dict().items()}
+    saved = {name: tuple(value.shape) for name, value in weights.items()}
+    for name in {**saved, **expected}:
+        if expected.get(name) != saved.get(name):
+            given = f"has shape {expected[name]}" if name in expected else "is missing"
+            before = f"had shape {saved[name]}" if name in saved else "did not exist"
             raise UserError(
-                f"the network is not the one that was saved: '{name}' is {own}, and the saved one "
-                f"has {saved}"
+                f"the network is not the one that was saved: '{name}' {given}, and {before} when "
+                "saved"
             )

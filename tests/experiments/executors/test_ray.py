@@ -173,7 +173,7 @@ def test_stopped_it_saves_and_ends_its_cluster_and_goes_on_in_another(call, requ
     assert "2 of 2 runs to do: about " in out
     assert "with 2 at once" in out
     assert re.search(r"^ finetune +finetune +1 +cut ", out, re.M)
-    assert re.search(r"^finetune, seed 1: finetune: going on with task [12]$", out, re.M)
+    assert re.search(r"^finetune, seed 1: finetune: resuming with task [12]$", out, re.M)
     assert records(tmp_path / "runs") == alone(call, tmp_path, "finetune", *LONG, "--seed", "1,2")
 
 
@@ -212,5 +212,5 @@ def test_a_run_whose_node_is_killed_goes_on_elsewhere_to_the_same_bits(call, nod
         out,
         re.M,
     )
-    assert re.search(r"^finetune, seed 1: finetune: going on with task [12]$", out, re.M)
+    assert re.search(r"^finetune, seed 1: finetune: resuming with task [12]$", out, re.M)
     assert records(tmp_path / "runs") == alone(call, tmp_path, "finetune", *LONG)

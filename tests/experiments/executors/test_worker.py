@@ -95,4 +95,4 @@ def test_asked_to_stop_it_saves_and_goes_on_the_next_time(done, monkeypatch):
     assert sent[-1] == {"end": "stopped"}
     sent, _ = done()
     assert sent[-1]["end"] == "done"
-    assert {"tell": "gpm: going on with task 2"} in sent
+    assert {"tell": "gpm: resuming with task 2"} in sent

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
 from classgrad.checkpoints.lock import InUse
-from classgrad.checkpoints.manager import heard_by
+from classgrad.checkpoints.manager import on_stop_signal
 from classgrad.errors import Stopped, UserError, shown
 from classgrad.experiments.jobs import CRASH_FILE, Job, Status
 from classgrad.experiments.remote import Remote
@@ -91,7 +91,7 @@ class Pool(ABC, Generic[R]):
 
         Asked to stop, all save their states and `Stopped` is raised; asked twice, they are killed.
         """
-        with heard_by(self._signalled):
+        with on_stop_signal(self._signalled):
             try:
                 while self.running or (self.waiting and self.asked is None):
                     if self.asked is None:

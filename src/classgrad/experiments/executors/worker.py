@@ -74,7 +74,7 @@ def learn(job: dict[str, Any], send: Send) -> RunRecord:
         def tell(line: str, hint: str | None = None) -> None:
             send({"tell": line})
 
-        with checkpoints.listening():
+        with checkpoints.handle_stop_signals():
             return run.resume(observer, tell=tell, locked=job["locked"])
 
 
