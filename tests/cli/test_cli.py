@@ -84,7 +84,7 @@ def test_show_repeats_what_run_printed(call, tmp_path):
     (folder,) = (tmp_path / "runs").iterdir()
     code, out, _ = call("show", str(folder), str(folder / "matrix.png"))
     assert code == 0
-    assert "taken after task" in out
+    assert "directions in use after task" in out
     code, out, _ = call("show", str(folder), "--json")
     assert json.loads(out)["method"]["name"] == "gpm"
 
