@@ -43,8 +43,11 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 
 
 class Stopped(BaseException):
-    """The process was asked to stop: by Ctrl-C, or by another process; `number` is the signal's."""
+    """The process was asked to stop: by Ctrl-C, or by another process; `number` is the signal's.
+
+    `hint` says how to resume, for the command line, as that of a `UserError` does.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.number = number
+        self.number, self.hint = number, "resume"

@@ -6,7 +6,7 @@ import torch
 
 from classgrad import benchmarks
 from classgrad.benchmarks import cifar
-from classgrad.cli.hints import told
+from classgrad.cli.hints import error_message
 from classgrad.data import Images
 from classgrad.errors import UserError
 
@@ -140,7 +140,7 @@ def test_wrong_options_are_refused(call, message):
 def test_missing_data_are_one_line_with_the_command_that_fetches_them(tmp_path):
     with pytest.raises(UserError) as caught:
         benchmarks.split_cifar100(tmp_path)
-    assert "classgrad data fetch cifar100" in told(caught.value)
+    assert "classgrad data fetch cifar100" in error_message(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -5,7 +5,9 @@ import sys
 import time
 
 import pytest
+import typer
 
+from classgrad import cli
 from classgrad.runs.record import RunRecord
 from commands import refused
 
@@ -82,7 +84,7 @@ def test_show_repeats_what_run_printed(call, tmp_path):
     (folder,) = (tmp_path / "runs").iterdir()
     code, out, _ = call("show", str(folder), str(folder / "matrix.png"))
     assert code == 0
-    assert "taken after task" in out
+    assert "directions in use after task" in out
     code, out, _ = call("show", str(folder), "--json")
     assert json.loads(out)["method"]["name"] == "gpm"
 
@@ -117,7 +119,7 @@ WRONG = {
     "method twice": (["run", "--method", "cgp,gpm,cgp"], "--method names 'cgp' twice"),
     "unknown option": (["run", "--fast"], "--fast"),
     "unknown command": (["rum"], "rum"),
-    "only a picture": (["show", "matrix.png"], "only pictures, pages or tables are named"),
+    "only a picture": (["show", "matrix.png"], "only pictures, pages or tables are given"),
     "unknown entry": (["list", "gpmm"], "did you mean 'gpm'?"),
     "no run": (["show", "nowhere"], "no run at 'nowhere'"),
     "nothing to show": (["show"], "runs"),
@@ -127,6 +129,23 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_input_is_one_line_code_2_nothing_written(call, case):
     refused(call, *WRONG[case])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["run", "--fast"], ["rum"], ["show"], ["predict", "a", "b", "--top", "0"], ["export", "a"]],
+    ids=" ".join,
+)
+def test_all_errors_of_typer_have_one_base_class(words):
+    with pytest.raises(cli.COMMAND_LINE_ERROR) as caught:
+        cli.app(words, standalone_mode=False)
+    assert caught.value.format_message()
+
+
+def test_the_base_class_is_that_of_the_click_a_typer_uses():
+    assert issubclass(typer.BadParameter, cli.click_exception(typer.BadParameter))
+    click = pytest.importorskip("click")  # newer versions of typer bring their own copy
+    assert cli.click_exception(click.BadParameter) is click.ClickException
 
 
 def test_output_path_that_is_a_file_is_refused(call, tmp_path):
@@ -150,7 +169,7 @@ def test_diverging_run_stops_and_keeps_what_was_done(call, tmp_path):
     assert RunRecord.load(folder).complete is False
     code, out, _ = call("show", str(folder))
     assert code == 0
-    assert "did not end" in out
+    assert "not finished" in out
 
 
 def test_help_is_quick_and_does_not_import_torch(tmp_path):

@@ -84,7 +84,7 @@ def test_a_precision_is_kept_in_the_state_and_holds_for_good(call, place, precis
     photos(place / "fish", "cod", "eel", seed=2)
     fish = ["learn", "state", "--task", "fish", "--images", "fish"]
     other = {"bfloat16": "float16", "float16": "bfloat16"}[precision]
-    message = f"'state' was begun with {precision}: leave out --precision, or give another folder"
+    message = f"'state' was created with {precision}: leave out --precision, or give another folder"
     refused(call(*fish, "--precision", other), message)
     assert call(*fish, "--precision", precision)[0] == 0
     assert Learner.load("state").net.precision == getattr(torch, precision)
@@ -93,7 +93,7 @@ def test_a_precision_is_kept_in_the_state_and_holds_for_good(call, place, precis
 def test_a_state_of_full_precision_takes_no_other(call, place):
     assert call(*BIRDS, *QUICK)[0] == 0
     assert call("info", "state")[1].rstrip().endswith("seed 1")
-    refused(call(*BIRDS, "--precision", "bfloat16"), "was begun with full precision: leave out")
+    refused(call(*BIRDS, "--precision", "bfloat16"), "was created with full precision: leave out")
     refused(call("learn", "new", *BIRDS[2:], "--precision", "half"), "unknown precision 'half'")
     assert not (place / "new").exists()
 

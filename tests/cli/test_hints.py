@@ -9,8 +9,8 @@ import pytest
 
 from classgrad import cli, data
 from classgrad.checkpoints import BadCheckpoint
-from classgrad.cli.hints import HINTS, told, worded
-from classgrad.errors import UserError
+from classgrad.cli.hints import HINTS, error_message, resumed_without_fresh, with_hint
+from classgrad.errors import Stopped, UserError
 
 SOURCES = Path(cli.__file__).parents[1]
 FLAG = re.compile(r"(^|[\s'\"])--[a-z]|classgrad (data|run|learn|predict|info)\b")
@@ -32,10 +32,13 @@ def without_docstrings(tree):
 
 
 def test_a_hint_is_said_behind_the_message():
-    assert told(UserError("no file", hint="fetch:mnist")) == "no file (classgrad data fetch mnist)"
-    assert told(UserError("no picture", hint="skip_bad")) == "no picture (--skip-bad)"
-    assert told(BadCheckpoint("damaged")) == "damaged"
-    assert worded("none", None) == "none"
+    assert (
+        error_message(UserError("no file", hint="fetch:mnist"))
+        == "no file (classgrad data fetch mnist)"
+    )
+    assert error_message(UserError("no picture", hint="skip_bad")) == "no picture (--skip-bad)"
+    assert error_message(BadCheckpoint("damaged")) == "damaged"
+    assert with_hint("none", None) == "none"
 
 
 def test_a_hint_is_no_part_of_the_message_and_goes_to_other_processes():
@@ -43,9 +46,22 @@ def test_a_hint_is_no_part_of_the_message_and_goes_to_other_processes():
     assert (str(error), error.hint) == ("no file", "fetch:mnist")
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_command_that_started_afresh_is_resumed_without_that_flag(fresh):
+    def raised(error):
+        with pytest.raises(type(error)) as caught, resumed_without_fresh(fresh):
+            raise error
+        return HINTS[caught.value.hint]
+
+    command = "the same command without --fresh" if fresh else "the same command"
+    assert raised(Stopped(15)) == f"{command} resumes it"
+    assert raised(UserError("a process is gone", hint="resume")) == f"{command} resumes it"
+    assert raised(UserError("no picture", hint="skip_bad")) == "--skip-bad"
+
+
 def test_every_hint_that_is_given_has_words():
     files = [path.read_text() for path in SOURCES.rglob("*.py") if path.name != "errors.py"]
-    given = {name for text in files for name in re.findall(r'hint=f?"(\w+)', text)}
+    given = {name for text in files for name in re.findall(r'hint ?= ?f?"(\w+)', text)}
     given |= {
         described.hint.partition(":")[0] for described in data.DATASETS.values() if described.hint
     }
@@ -66,4 +82,4 @@ def test_flags_and_commands_are_noticed(text):
 def test_without_its_command_a_missing_dataset_still_says_what_to_do(tmp_path):
     with pytest.raises(UserError, match=r"fetch it with classgrad\.data\.fetch$") as caught:
         data.load("mnist", tmp_path)
-    assert told(caught.value).endswith(" (classgrad data fetch mnist)")
+    assert error_message(caught.value).endswith(" (classgrad data fetch mnist)")

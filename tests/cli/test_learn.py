@@ -69,10 +69,10 @@ def learnt(learnt_once, place):
 def test_learning_says_what_came_of_it_and_saves(call, place):
     code, out, err = call(*BIRDS)
     assert (code, err) == (0, "")
-    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    lines = {line[:11].strip(): line[11:] for line in out.splitlines()}
     assert lines["classes"] == "crow, wren"
     assert lines["accuracy"] == "100.0 % on validation data"
-    assert "more classes, then layer fc" in lines["room"]
+    assert "more classes, then layer fc" in lines["free rank"]
     assert lines["saved"] == "state"
     learner = Learner.load(place / "state")
     assert (learner.network, learner.size, learner.seed) == ("mlp", 8, 1)
@@ -117,14 +117,14 @@ def test_a_process_that_is_stopped_or_killed_goes_on_to_the_same_bits(number, ca
     _, err = process.communicate(timeout=60)
     if number == signal.SIGTERM:
         assert process.returncode == 143
-        assert err == "classgrad: stopped; the same command goes on from here\n"
+        assert err == "classgrad: stopped; the same command resumes it\n"
         assert not (place / "state" / "lock.json").exists()
     else:
         assert process.returncode == -number
     assert list(place.glob("state/learning/checkpoints/0*/manifest.json"))
     code, out, err = call(*LONG)
     assert (code, err) == (0, "")
-    assert "going on with task 'birds', which was cut short" in out
+    assert "resuming task 'birds', which was cut short" in out
     code, *_ = call("learn", "alone", *LONG[2:])
     assert code == 0
     assert kept(place / "state") == kept(place / "alone")
@@ -147,7 +147,7 @@ def test_a_task_cut_short_is_dropped_only_when_that_is_asked_for(call, stopped, 
     photos(learnt / "bugs", "ant", "bee", seed=3)
     bugs = ["learn", "state", "--task", "bugs", "--images", "bugs"]
     err = stopped(3, *bugs)
-    one_line(err, "stopped; the same command goes on from here")
+    one_line(err, "stopped; the same command resumes it")
     code, out, _ = call("info", "state", "--json")
     assert (code, json.loads(out)["unfinished"]) == (0, "bugs")
     photos(learnt / "pets", "cat", "dog", seed=4)
@@ -165,7 +165,7 @@ def test_a_task_cut_short_is_dropped_only_when_that_is_asked_for(call, stopped, 
         assert everything_in(learnt / "state") == before
     code, out, _ = call(*pets, "--fresh")
     assert code == 0
-    assert "going on" not in out
+    assert "resuming" not in out
     assert [task.name for task in Learner.load("state").tasks] == ["birds", "fish", "pets"]
     assert not (learnt / "state" / "learning" / "checkpoints").exists()
 
@@ -182,7 +182,7 @@ def test_a_first_task_cut_short_goes_on_with_the_same_settings_only(call, stoppe
         one_line(err, f"task 'birds' was cut short with another {what}: ")
     code, out, _ = call(*BIRDS)
     assert code == 0
-    assert "going on" in out
+    assert "resuming" in out
 
 
 def test_killed_right_at_the_end_it_has_learnt_and_goes_on_with_the_next(call, place, monkeypatch):
@@ -211,12 +211,12 @@ def test_a_class_of_one_image_and_a_task_of_one_class_are_warned_of(call, place)
     words = ["--task", "pets", "--images", "pets", *QUICK]
     code, out, _ = call("learn", "state", *words)
     assert code == 0
-    assert "class 'cat' has one image, and prototypes of one image can show it" in out
-    assert "'pets' holds one class" in out
+    assert "class 'cat' has a single image, which its stored prototype can reveal" in out
+    assert "'pets' holds a single class" in out
     assert "no validation data" in out
     code, out, _ = call("learn", "other", *words, "--no-prototypes")
     assert code == 0
-    assert "one image" not in out
+    assert "single image" not in out
     assert not Learner.load("other").prototypes
     code, _, err = call("predict", "other", "pets/cat", "--by", "prototypes")
     assert code == 2
@@ -231,14 +231,14 @@ def test_unreadable_images_are_listed_and_left_out_only_when_asked_for(call, pla
     assert not (place / "state").exists()
     code, out, _ = call(*BIRDS, "--skip-bad")
     assert code == 0
-    assert "left out 'birds/crow/bad.png': cannot identify it" in out
+    assert "skipped 'birds/crow/bad.png': cannot identify it" in out
     code, _, err = call("predict", "state", "birds/crow")
     assert code == 2
     one_line(err, "bad.png", "--skip-bad")
     code, out, err = call("predict", "state", "birds/crow", "--skip-bad", "--json")
     assert code == 0
     assert len(json.loads(out)) == 10
-    assert "left out 'birds/crow/bad.png'" in err
+    assert "skipped 'birds/crow/bad.png'" in err
     code, _, err = call("predict", "state", "birds/crow/bad.png", "--skip-bad")
     assert code == 2
     one_line(err, "no picture is left")
@@ -268,7 +268,7 @@ def test_predictions_are_a_table_json_or_csv(call, learnt):
     assert [line["classes"][0]["class"] for line in found] == ["ray"] * 10
 
 
-def test_info_tells_tasks_room_memory_and_settings(call, learnt):
+def test_info_shows_tasks_ranks_memory_and_settings(call, learnt):
     code, out, _ = call("info", "state")
     assert code == 0
     for part in ("birds", "fish", "fc1", "more classes", "on disk", "energy=0.97", "epochs=4"):
@@ -295,9 +295,9 @@ def test_a_forgotten_class_is_in_no_state_any_more(call, learnt):
     words = ["forget", "state", "--task", "fish", "--class", "eel"]
     code, out, _ = call(*words)
     assert code == 0
-    assert "class 'eel' of task 'fish' is predicted no longer" in out
+    assert "class 'eel' of task 'fish' is no longer predicted" in out
     assert "prototypes" in out
-    assert "no direction is freed: classes learnt later may need" in out
+    assert "no direction is freed: classes learnt later may rely" in out
     code, out, _ = call("predict", "state", "fish/eel", "--top", "9", "--json")
     assert "eel" not in {one["class"] for line in json.loads(out) for one in line["classes"]}
     assert "of fish: eel" in call("info", "state")[1]
@@ -313,7 +313,7 @@ def test_a_forgotten_class_is_in_no_state_any_more(call, learnt):
         assert call("forget", "state", "--task", task, "--class", name)[0] == 0
     code, _, err = call("predict", "state", "fish/eel")
     assert code == 2
-    one_line(err, "all classes that could be told are forgotten")
+    one_line(err, "all classes that could be predicted are forgotten")
 
 
 MODEL = """
@@ -376,14 +376,14 @@ def test_a_network_of_ones_own_is_found_from_where_one_is(call, place, monkeypat
 
 
 CHANGES = {
-    "network": (["--network", "lenet5"], "was begun with mlp: leave out --network"),
-    "method": (["--method", "gpm"], "was begun with cgp: leave out --method"),
-    "size": (["--size", "16"], "was begun with 8: leave out --size"),
-    "seed": (["--seed", "2"], "was begun with 1: leave out --seed"),
-    "prototypes": (["--no-prototypes"], "was begun with prototypes"),
-    "setting": (["--set", "eta=0.5"], "was begun with similarity=0.7, not 0.5"),
-    "network option": (["--set", "width=30"], "was begun with width=24, not 30"),
-    "another network option": (["--set", "depth=3"], "was begun with depth=2, not 3"),
+    "network": (["--network", "lenet5"], "was created with mlp: leave out --network"),
+    "method": (["--method", "gpm"], "was created with cgp: leave out --method"),
+    "size": (["--size", "16"], "was created with 8: leave out --size"),
+    "seed": (["--seed", "2"], "was created with 1: leave out --seed"),
+    "prototypes": (["--no-prototypes"], "was created with prototypes"),
+    "setting": (["--set", "eta=0.5"], "was created with similarity=0.7, not 0.5"),
+    "network option": (["--set", "width=30"], "was created with width=24, not 30"),
+    "another network option": (["--set", "depth=3"], "was created with depth=2, not 3"),
     "model": (["--model", "collections:OrderedDict"], "makes a OrderedDict"),
     "model for a network": (["--model", "torch.nn:ReLU"], "with network 'mlp': leave out --model"),
     "unknown setting": (["--set", "etta=1"], "did you mean 'eta'?"),
@@ -412,7 +412,7 @@ WRONG = {
     "empty name": (["learn", "new", "--task", " ", "--images", "birds"], "--task is empty"),
     "no task": (["learn", "new", "--images", "birds"], "--task"),
     "pictures for a state": (["learn", "birds", *FISH[2:]], "'birds' holds 'crow'"),
-    "a file for a state": (["learn", "file", *FISH[2:]], "'file' is not a folder"),
+    "a file for a state": (["learn", "file", *FISH[2:]], "'file' cannot be used: Not a dir"),
     "unknown network": (["learn", "new", *FISH[2:], "--network", "lenet"], "unknown network"),
     "unknown method": (["learn", "new", *FISH[2:], "--method", "cgpp"], "unknown method"),
     "method with samples": (["learn", "new", *FISH[2:], "--method", "er"], "er keeps samples"),

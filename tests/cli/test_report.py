@@ -49,7 +49,7 @@ def test_it_is_said_how_many_records_are_left_out(call, runs, tmp_path):
         shutil.copytree(tmp_path / "runs" / name, tmp_path / "copies" / name)
     code, out, err = call("report", "runs", "copies")
     assert (code, out.split()) == (0, ["page", "report.html"])
-    assert err == "left out  2 of 6 records: others have the same settings and seed\n"
+    assert err == "left out  2 of 6 records: repeats of the same settings and seed\n"
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == page(runs)
 
 
@@ -129,13 +129,13 @@ def test_pictures_are_drawn_of_every_figure_with_its_names_and_values(call, runs
     [
         (["none"], "no run at 'none"),
         (["empty"], "no runs in 'empty'"),
-        (["a.png"], "only pictures, pages or tables are named"),
+        (["a.png"], "only pictures, pages or tables are given"),
         (["broken"], "is not a record"),
         (["text.txt"], "is not a record"),
         (["runs", "-o", "empty"], "'empty' is a folder"),
         (["runs", "-o", "none/page.html"], "'none' is not a folder"),
         (["runs", "-o", "text.txt/page.html"], "'text.txt' is not a folder"),
-        (["runs", "-o", "runs/run0/record.json"], "has the name of records"),
+        (["runs", "-o", "runs/run0/record.json"], "is the file name of records"),
         (["runs", "--csv", "none/t.csv"], "'none' is not a folder"),
         (["runs", "-o", "a", "--csv", "./a"], "is named twice"),
         (["runs", "--pictures", "text.txt"], "'text.txt' is not a folder"),

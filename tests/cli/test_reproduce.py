@@ -84,7 +84,7 @@ def test_runs_at_once_equal_runs_one_after_the_other(call, tmp_path):
     code, out, err = call("reproduce", "tiny.toml", "--jobs", "2")
     assert code == 0, err
     assert "2 of 2 runs to do: about " in out
-    assert "with 2 at once" in out
+    assert "with 2 in parallel" in out
     call("run", "split-digits", "--method", "gpm,finetune", *SETTINGS, "--out", "alone")
     folders = [path for path in (tmp_path / "alone").iterdir() if path.is_dir()]
     assert len(folders) == 2
@@ -111,8 +111,8 @@ def test_what_failed_is_named_in_one_line_and_missing_in_the_table(call, worker,
     code, out, err = call("reproduce", "tiny.toml")
     assert code == 2
     assert err == (
-        "classgrad: 2 of 2 runs did not end: GPM, seed 1: this and that; plain, seed 1: this and "
-        "that\n"
+        "classgrad: 2 of 2 runs did not finish: GPM, seed 1: this and that; plain, seed 1: "
+        "this and that\n"
     )
     assert re.search(r"^GPM, seed 1: failed after [\d.]+ s: this and that$", out, re.M)
     assert re.search(r"^plain, seed 1: busy after [\d.]+ s: this and that$", out, re.M)
@@ -146,10 +146,10 @@ def test_asked_to_stop_it_saves_and_the_same_command_goes_on(call, tmp_path, mon
             signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(live.Lines, "tick", stop_when_saved)
+        patch.setattr(live.LineDisplay, "tick", stop_when_saved)
         code, out, err = call(*SWEEP)
     assert code == 143
-    assert err == "classgrad: stopped; the same command goes on from here\n"
+    assert err == "classgrad: stopped; the same command resumes it\n"
     assert "stopped after" in out
     assert saved(tmp_path)
     assert not complete(tmp_path)
@@ -181,7 +181,7 @@ def test_a_crash_has_another_exit_code(call, worker, tmp_path):
     assert code == 1
     (trace,) = tmp_path.glob("runs/*/crash.txt")
     assert err == (
-        "classgrad: 1 of 1 runs did not end: gpm, seed 1: RuntimeError: this is a fault; see "
+        "classgrad: 1 of 1 runs did not finish: gpm, seed 1: RuntimeError: this is a fault; see "
         f"'{trace.relative_to(tmp_path)}'\n"
     )
 
@@ -201,7 +201,7 @@ WRONG = {
     "unknown experiment": (["reproduce", "etta"], "unknown experiment 'etta': did you mean 'eta'?"),
     "no experiment": (["reproduce", ","], "no experiment is named"),
     "unknown recipe": (["reproduce", "eta", "--recipe", "quick"], "unknown recipe 'quick'"),
-    "bad seeds": (["reproduce", "eta", "--seeds", "1,1"], "--seeds names one seed twice"),
+    "bad seeds": (["reproduce", "eta", "--seeds", "1,1"], "--seeds names a seed twice"),
     "missing data": (["reproduce", "eta", "--data-dir", "."], "CIFAR-100 is missing"),
     "missing in a dry run": (
         ["reproduce", "all", "--data-dir", ".", "--dry-run"],

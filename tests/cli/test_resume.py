@@ -59,7 +59,7 @@ def test_asked_to_stop_it_says_how_to_go_on_and_does(number, tmp_path, alone, ca
     assert time.monotonic() - asked < 5
     assert process.returncode == 128 + number
     assert out == ""
-    assert err.splitlines()[-1] == "classgrad: stopped; the same command goes on from here"
+    assert err.splitlines()[-1] == "classgrad: stopped; the same command resumes it"
     assert err.count("classgrad: ") == 1
     assert list(folder.glob("checkpoints/0*/manifest.json"))
     assert not (folder / "lock.json").exists()
@@ -128,7 +128,7 @@ def test_a_damaged_newest_checkpoint_is_told_of_and_changes_nothing(call, stoppe
 def test_nothing_to_resume_is_one_line_and_nothing_is_written(call, tmp_path):
     code, out, err = call(*TINY, "--resume")
     assert (code, out) == (2, "")
-    one_line(err, "nothing in 'runs' to go on with: leave out --resume")
+    one_line(err, "nothing to resume in 'runs': leave out --resume")
     code, out, err = call(*TINY, "--resume", "--fresh")
     assert (code, out) == (2, "")
     one_line(err, "--resume and --fresh contradict each other")
@@ -159,7 +159,7 @@ def test_begun_again_and_stopped_it_goes_on_with_the_new_run(call, stopped, tmp_
     call(*TINY)
     found = record_in(folder_in(tmp_path / "runs"))
     err = stopped(3, *TINY, "--fresh")
-    one_line(err, "stopped; the same command without --fresh goes on from here")
+    one_line(err, "stopped; the same command without --fresh resumes it")
     code, out, _ = call(*TINY)
     assert code == 0
     assert "gpm: resuming with task 1" in out

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from classgrad.cli.hints import told
+from classgrad.cli.hints import error_message
 from classgrad.data import DATASETS, Images, load
 from classgrad.data import cifar as reader
 from classgrad.data.files import Missing
@@ -28,7 +28,7 @@ def refused(root, name, split="train", match=None):
     with pytest.raises(UserError, match=match) as caught:
         load(name, root, split)
     one_line(caught.value)
-    return told(caught.value)
+    return error_message(caught.value)
 
 
 def test_cifar10_batches_come_in_order(tmp_path):

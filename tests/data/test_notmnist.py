@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from PIL import Image
 
-from classgrad.cli.hints import told
+from classgrad.cli.hints import error_message
 from classgrad.data import DATASETS, load
 from classgrad.data import notmnist as reader
 from classgrad.errors import UserError
@@ -22,7 +22,7 @@ def refused(root, match=None, name="notmnist", split="train"):
     with pytest.raises(UserError, match=match) as caught:
         load(name, root, split)
     one_line(caught.value)
-    return told(caught.value)
+    return error_message(caught.value)
 
 
 def test_folders_of_letters(tmp_path):

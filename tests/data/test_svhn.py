@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from classgrad.cli.hints import told
+from classgrad.cli.hints import error_message
 from classgrad.data import DATASETS, load
 from classgrad.data import svhn as reader
 from classgrad.errors import UserError
@@ -22,7 +22,7 @@ def refused(root, match=None):
     with pytest.raises(UserError, match=match) as caught:
         load("svhn", root, "train")
     one_line(caught.value)
-    return told(caught.value)
+    return error_message(caught.value)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -48,7 +48,7 @@ def test_a_run_goes_on_with_any_number_of_processes_however_it_was_cut_short(tmp
     # Stopped: the signal reaches one of two processes only, and not the first.
     both = processes.ended(processes.start(2, words, DRIVEN="SIGTERM 1 12"))
     assert [code for code, _, _ in both] == [143, 143], both
-    assert lines(both) == ["classgrad: stopped; the same command goes on from here"]
+    assert lines(both) == ["classgrad: stopped; the same command resumes it"]
     assert list(tmp_path.glob("*/checkpoints/*"))
     # One process, stopped.
     (one,) = processes.ended(processes.start(1, words, DRIVEN="SIGTERM 0 10"))

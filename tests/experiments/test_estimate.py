@@ -7,8 +7,8 @@ import torch
 
 from classgrad.errors import UserError
 from classgrad.experiments import estimate
-from classgrad.experiments.estimate import START, Estimate, Workload, finished_records
-from classgrad.experiments.jobs import of_plans
+from classgrad.experiments.estimate import START_SECONDS, Estimate, Workload, finished_records
+from classgrad.experiments.jobs import jobs_of_plans
 from classgrad.runs.record import RunRecord, Seconds
 from classgrad.runs.spec import make_plan
 
@@ -67,7 +67,7 @@ def test_without_a_record_a_few_steps_are_timed(monkeypatch):
 
 
 def test_a_step_takes_some_time_and_leaves_the_threads_alone(monkeypatch):
-    monkeypatch.setattr(estimate, "TIMED", 0.01)
+    monkeypatch.setattr(estimate, "TIMED_SECONDS", 0.01)
     before = torch.get_num_threads()
     found = Estimate(Workload(), threads=before + 1)
     assert 1e-5 < found.step(plan()) < 1
@@ -75,16 +75,16 @@ def test_a_step_takes_some_time_and_leaves_the_threads_alone(monkeypatch):
 
 
 def test_of_a_run_that_was_cut_only_the_rest_counts(tmp_path):
-    (job,) = of_plans([("a", plan())], tmp_path)
+    (job,) = jobs_of_plans([("a", plan())], tmp_path)
     found = Estimate(Workload(), [record(plan(), 8.0)])
-    assert found.of_job(job) == pytest.approx(START + 8)
+    assert found.of_job(job) == pytest.approx(START_SECONDS + 8)
     job.folder.mkdir()
     half = record(plan(), 4.0, accuracy_matrix=[[90.0]])
     half.complete = False
     half.save(job.folder)
-    assert found.of_job(job) == pytest.approx(START + 4)
+    assert found.of_job(job) == pytest.approx(START_SECONDS + 4)
     half.model_copy(update={"tasks": [], "accuracy_matrix": []}).save(job.folder)
-    assert found.of_job(job) == pytest.approx(START + 8)
+    assert found.of_job(job) == pytest.approx(START_SECONDS + 8)
 
 
 def test_records_that_cannot_be_read_or_are_not_complete_are_passed_over(tmp_path):
@@ -112,13 +112,13 @@ def tiny(method="finetune", **values):
 
 def test_missing_data_and_plans_that_do_not_fit_are_found_beforehand(tmp_path):
     workload = Workload(tmp_path)
-    workload.check(of_plans([("a", tiny())], tmp_path))
+    workload.check(jobs_of_plans([("a", tiny())], tmp_path))
     for plan, message in (
         (make_plan("split-cifar100"), "CIFAR-100 is missing"),
         (tiny("gpm", energy={"fc1": 0.9}), "no value for layer"),
         (make_plan("split-digits", network="alexnet5"), "needs images"),
     ):
-        jobs = of_plans([("a", tiny()), ("b", plan)], tmp_path)
+        jobs = jobs_of_plans([("a", tiny()), ("b", plan)], tmp_path)
         with pytest.raises(UserError, match=message):
             workload.check(jobs)
     assert list(tmp_path.iterdir()) == []
@@ -131,14 +131,14 @@ def test_streams_are_loaded_and_networks_built_once(tmp_path, monkeypatch):
     monkeypatch.setattr(
         estimate.networks, "build", lambda *a, **options: built.append(a) or build(*a, **options)
     )
-    monkeypatch.setattr(estimate, "TIMED", 0.01)
+    monkeypatch.setattr(estimate, "TIMED_SECONDS", 0.01)
     workload = Workload()
     plans = [tiny(), tiny("hat"), tiny("den"), tiny("gpm"), tiny(tasks=5)]
-    jobs = of_plans([(plan.method.name, plan) for plan in plans], tmp_path)
+    jobs = jobs_of_plans([(plan.method.name, plan) for plan in plans], tmp_path)
     workload.check(jobs)
     assert len(loaded) == 2
-    assert workload.facts(tiny("ewc")).images == 40
-    assert workload.facts(tiny("ewc")).input_shape == (1, 8, 8)
+    assert workload.summary(tiny("ewc")).images == 40
+    assert workload.summary(tiny("ewc")).input_shape == (1, 8, 8)
     assert Estimate(workload).step(tiny()) > 0
     assert (len(loaded), len(built)) == (2, 1)
 
@@ -146,5 +146,5 @@ def test_streams_are_loaded_and_networks_built_once(tmp_path, monkeypatch):
 def test_a_method_that_changes_the_network_gets_a_copy():
     workload = Workload()
     before = repr(workload.network(tiny()))
-    workload.check(of_plans([("a", tiny("hat"))], Path()))
+    workload.check(jobs_of_plans([("a", tiny("hat"))], Path()))
     assert repr(workload.network(tiny())) == before

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from classgrad.experiments import spec as experiments
-from classgrad.experiments.jobs import of_experiments, of_plans
+from classgrad.experiments.jobs import jobs_of_experiments, jobs_of_plans
 from classgrad.runs.run import run
 from classgrad.runs.spec import Plan, make_plan
 
@@ -19,7 +19,7 @@ def tiny(method="finetune", benchmark="split-digits", **values):
 
 def test_a_run_that_several_tables_show_is_one_job(tmp_path):
     tables = experiments.load_many("all")
-    jobs = of_experiments(tables, "fast", [1, 2], tmp_path)
+    jobs = jobs_of_experiments(tables, "fast", [1, 2], tmp_path)
     folders = [job.folder for job in jobs]
     assert len(set(folders)) == len(folders)
     lines = [
@@ -32,23 +32,23 @@ def test_a_run_that_several_tables_show_is_one_job(tmp_path):
 
 
 def test_the_first_seed_of_all_lines_comes_first(tmp_path):
-    jobs = of_experiments(experiments.load_many("eta,components"), "fast", [4, 2], tmp_path)
+    jobs = jobs_of_experiments(experiments.load_many("eta,components"), "fast", [4, 2], tmp_path)
     assert len(jobs) == 24
     assert [job.plan.seed for job in jobs] == [4] * 12 + [2] * 12
     assert jobs[0].labels == ("eta: η = 0.5",)
-    (first, *_) = of_experiments(experiments.load_many("eta"), "fast", [4], tmp_path)
+    (first, *_) = jobs_of_experiments(experiments.load_many("eta"), "fast", [4], tmp_path)
     assert first.labels == ("η = 0.5",)
 
 
 def test_a_label_that_comes_twice_counts_once(tmp_path):
-    (job,) = of_plans([("a", tiny()), ("a", tiny()), ("b", tiny())], tmp_path)
+    (job,) = jobs_of_plans([("a", tiny()), ("a", tiny()), ("b", tiny())], tmp_path)
     assert job.labels == ("a", "b")
     assert job.title == "a (+1), seed 1"
 
 
 def test_states_are_missing_cut_and_done(tmp_path):
     plan = tiny()
-    (job,) = of_plans([("a", plan)], tmp_path)
+    (job,) = jobs_of_plans([("a", plan)], tmp_path)
     assert job.state() == "missing"
     assert not job.folder.exists()
     (job.folder / "checkpoints").mkdir(parents=True)

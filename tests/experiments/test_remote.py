@@ -11,9 +11,9 @@ import torch
 from classgrad.checkpoints.store import Store
 from classgrad.errors import UserError
 from classgrad.experiments.executors import worker
-from classgrad.experiments.executors.pool import Options, crashed
+from classgrad.experiments.executors.pool import Options, save_trace
 from classgrad.experiments.jobs import Job
-from classgrad.experiments.remote import CopyingCheckpoints, Remote, Results
+from classgrad.experiments.remote import Remote, RemoteCheckpointManager, Results
 from classgrad.runs.spec import make_plan
 from classgrad.training.loop import Loop
 
@@ -63,7 +63,7 @@ def test_wherever_copying_is_cut_there_is_a_state_to_go_on_from(tmp_path):
     for changes in range(100):
         folder, url = tmp_path / f"here{changes}", f"file://{tmp_path}/there{changes}"
         folder.mkdir()
-        checkpoints = CopyingCheckpoints(folder, Remote(url), minutes=5)
+        checkpoints = RemoteCheckpointManager(folder, Remote(url), minutes=5)
         checkpoints.remote.files = Failing(checkpoints.remote.files, changes)
         certain, cut = 0, True
         with suppress(UserError):
@@ -82,7 +82,7 @@ def test_wherever_copying_is_cut_there_is_a_state_to_go_on_from(tmp_path):
         assert (loaded.state["number"] if loaded else 0) in (certain, certain + 1)
         assert loaded is None or loaded.warnings == ()
         # What was copied in part does not spoil what is saved under the same number.
-        again = CopyingCheckpoints(elsewhere, Remote(url), minutes=5)
+        again = RemoteCheckpointManager(elsewhere, Remote(url), minutes=5)
         again.load()
         again.save({"number": 9})
         Remote(url).fetch(tmp_path / f"third{changes}")
@@ -102,7 +102,7 @@ def done(tmp_path):
     def do(url):
         job = Job(make_plan("split-digits", "gpm", values=SETTINGS), tmp_path / "here", ("a",), url)
         sent = []
-        worker.carry_out(worker.to_json(job, Options()), sent.append)
+        worker.run_job(worker.to_json(job, Options()), sent.append)
         return sent
 
     return do
@@ -176,7 +176,7 @@ def test_other_files_at_the_url_are_neither_copied_nor_removed(tmp_path, monkeyp
 
 def test_the_trace_of_a_crash_is_at_the_url(tmp_path):
     job = Job(make_plan("split-digits", "gpm"), tmp_path / "x", ("a",), f"file://{tmp_path}/y")
-    assert crashed(job, "KeyError: 1", "trace") == (
+    assert save_trace(job, "KeyError: 1", "trace") == (
         f"KeyError: 1; see 'file://{tmp_path}/y/crash.txt'"
     )
     assert (tmp_path / "y" / "crash.txt").read_text() == "trace"

@@ -178,7 +178,7 @@ def test_a_run_that_was_cut_short_is_told_from_one_that_goes_on(runs):
         assert "tasks learnt" in text
         assert "cut short" not in text
     assert watched.version() != going
-    assert "tasks learnt, cut short: the command that began it resumes it" in watched.page()
+    assert "tasks learnt, cut short: repeat its command to resume it" in watched.page()
 
 
 @pytest.mark.parametrize("content", ["", '{"schema_version": 1, "bench', "[]", "\x00\xff"])
@@ -206,7 +206,7 @@ def test_a_record_with_impossible_figures_is_noted(runs):
     shutil.copytree(GPM, runs / "gpm")
     rewrite(runs / "gpm", average_accuracy=1e300)
     text = WatchedRuns([runs]).page()
-    assert "1e+300, which cannot be" in text
+    assert "1e+300, which is impossible" in text
     assert "cgp" in text
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from classgrad.cli.hints import told, worded
+from classgrad.cli.hints import error_message, with_hint
 from classgrad.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,14 +21,16 @@ Name = Annotated[str, typer.Argument(help="A dataset, or 'all'; see 'classgrad d
 Folder = Annotated[
     Path | None,
     typer.Option(
-        "--data-dir", envvar="CLASSGRAD_DATA", help="Folder of the datasets; default: user's cache."
+        "--data-dir",
+        envvar="CLASSGRAD_DATA",
+        help="Folder of the datasets; by default in the user's cache.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
-def chosen(name: str) -> list[str]:
-    """Return the datasets that a name stands for; 'all' are those the benchmarks use."""
+def resolve_datasets(name: str) -> list[str]:
+    """Return the datasets that a name stands for; 'all' means those the benchmarks use."""
     from classgrad.benchmarks import BENCHMARKS
     from classgrad.data import describe
 
@@ -39,7 +41,7 @@ def chosen(name: str) -> list[str]:
 
 @app.command("list", epilog="Example: classgrad data list")
 def list_datasets(data_dir: Folder = None, as_json: AsJson = False) -> None:
-    """List the datasets, what they are for, and where they are looked for."""
+    """List the datasets, the benchmarks that use them, and the folder they are read from."""
     from rich.console import Console
     from rich.table import Table
 
@@ -75,58 +77,60 @@ def list_datasets(data_dir: Folder = None, as_json: AsJson = False) -> None:
 
 @app.command(epilog="Examples: classgrad data check cifar100 | classgrad data check all --json")
 def check(name: Name, data_dir: Folder = None, as_json: AsJson = False) -> None:
-    """Compare the files of a dataset with the release: shape, counts, content.
+    """Compare the files of a dataset with the official release: shapes, counts, content.
 
-    Exit code 0 if all are complete, else 1.
+    The exit code is 0 if all are complete, else 1.
     """
     from rich.console import Console
     from rich.table import Table
 
     from classgrad.data import data_dir as resolve
-    from classgrad.data.check import check as check_one
+    from classgrad.data.check import check as check_dataset
 
     root = resolve(data_dir)
     reports = []
     console = Console(stderr=True)
-    for each in chosen(name):
-        with console.status(f"checking {each}"):
-            reports.append(check_one(each, root))
+    for dataset in resolve_datasets(name):
+        with console.status(f"checking {dataset}"):
+            reports.append(check_dataset(dataset, root))
     if as_json:
         print(json.dumps([as_dict(report) for report in reports], indent=1))
     else:
         table = Table("dataset", "part", "images", "status", "remark")
         for report in reports:
-            for f in report.findings:
-                note = worded(f.note, f.hint)
-                table.add_row(report.name, f.split, f"{f.count:,}", f.status, note)
+            for finding in report.findings:
+                note = with_hint(finding.note, finding.hint)
+                table.add_row(
+                    report.name, finding.split, f"{finding.count:,}", finding.status, note
+                )
         Console().print(table)
     if any(report.status != "complete" for report in reports):
         raise typer.Exit(1)
 
 
 def as_dict(report: "Report") -> dict[str, Any]:
-    """Return a report for JSON, in the words of the command line."""
+    """Return a report for JSON, its hints as commands."""
     content = {**asdict(report), "status": report.status}
     for finding in content["findings"]:
-        finding["note"] = worded(finding["note"], finding.pop("hint"))
+        finding["note"] = with_hint(finding["note"], finding.pop("hint"))
     return content
 
 
 @app.command(epilog="Examples: classgrad data fetch cifar100 | classgrad data fetch all")
 def fetch(name: Name, data_dir: Folder = None) -> None:
-    """Download a dataset from its official address; verified before it is unpacked."""
+    """Download a dataset from its official address; checksums are verified before unpacking."""
     from classgrad.data import data_dir as resolve
-    from classgrad.data.fetch import fetch as fetch_one
+    from classgrad.data.fetch import fetch as fetch_dataset
 
     root = resolve(data_dir)
     failed = []
-    for each in chosen(name):
+    for dataset in resolve_datasets(name):
         try:
-            print(fetch_one(each, root).note)
+            print(fetch_dataset(dataset, root).note)
         except UserError as error:
             if name != "all":
                 raise
-            failed.append(each)
-            print(told(error))
+            failed.append(dataset)
+            print(error_message(error))
     if failed:
         raise UserError(f"not fetched: {', '.join(failed)}; the reasons are above")

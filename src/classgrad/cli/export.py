@@ -1,11 +1,11 @@
-"""The command that writes one task of a learner to a file that PyTorch alone can use."""
+"""The command export: write one task of a learner to a file that needs PyTorch only."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from classgrad.cli.state import opened, tell_warnings
+from classgrad.cli.state import load_learner, print_warnings
 
 EXAMPLES = (
     "Examples: classgrad export state --task birds -o birds.pt2 | "
@@ -14,10 +14,10 @@ EXAMPLES = (
 
 
 def export(
-    state: Annotated[Path, typer.Argument(help="Folder that a learner was saved in.")],
+    state: Annotated[Path, typer.Argument(help="Folder of the learner.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: NAME.pt2.")],
     task: Annotated[
-        str | None, typer.Option(help="The task; the only one need not be named.")
+        str | None, typer.Option(help="The task; optional if there is only one.")
     ] = None,
     model: Annotated[
         str | None,
@@ -25,13 +25,11 @@ def export(
             metavar="MODULE:NAME", help="Function or class that makes the trunk, if it is your own."
         ),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace a file that is there already.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write one task of a learner to a file that torch.export.load reads, without classgrad.
 
-    It takes images in [0, 1] and gives the probabilities of the task's classes.
+    The exported program takes images in [0, 1] and returns the probabilities of the task's classes.
     """
     from rich.console import Console
 
@@ -39,7 +37,7 @@ def export(
     from classgrad.learner.export import refuse_place
 
     refuse_place(out, force)
-    learner = opened(state, model)
-    tell_warnings(Console(stderr=True), learner)
+    learner = load_learner(state, model)
+    print_warnings(Console(stderr=True), learner)
     write(learner, out, task, force=force)
     print(out)

@@ -1,4 +1,4 @@
-"""What a learner knows and how much more it can learn: the command info, and the end of learn."""
+"""The command info: what a learner has learnt and how much more it can; also printed by learn."""
 
 import json
 from collections.abc import Sequence
@@ -27,43 +27,46 @@ def info(
     state: State,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """Show what a learner has learnt, how much more it can learn, and what it takes."""
+    """Show the tasks of a learner, the free rank of its layers, its memory and its settings."""
     from rich.console import Console
 
     from classgrad.learner.info import read
 
-    found = read(state)
+    learner_info = read(state)
     if as_json:
-        print(json.dumps(asdict(found), indent=1))
+        print(json.dumps(asdict(learner_info), indent=1))
         return
-    show_info(Console(markup=False, highlight=False), found)
+    show_info(Console(markup=False, highlight=False), learner_info)
 
 
-def show_info(console: "Console", found: "Info") -> None:
-    """Print tables of tasks and of room, and lines on the rest."""
+def show_info(console: "Console", learner_info: "Info") -> None:
+    """Print tables of the tasks and of the ranks of layers, and lines on the rest."""
     from classgrad.report.text import size
 
     def line(title: str, text: str) -> None:
         console.print(f"{title:<10} {text}", soft_wrap=True)
 
-    for warning in found.warnings:
-        console.print(f"{warning}; this is the one before", soft_wrap=True)
-    console.print(task_table(found.tasks))
-    if found.room:
-        console.print(room_table(found.room))
-        line("room", room_line(found.room))
-    if found.unfinished is not None:
-        line("unfinished", f"{found.unfinished}: the command that was cut short goes on with it")
-    for task in found.tasks:
+    for warning in learner_info.warnings:
+        console.print(f"{warning}; this is the previous one", soft_wrap=True)
+    console.print(task_table(learner_info.tasks))
+    if learner_info.room:
+        console.print(rank_table(learner_info.room))
+        line("free rank", free_rank_line(learner_info.room))
+    if learner_info.unfinished is not None:
+        line(
+            "unfinished",
+            f"{learner_info.unfinished}: repeat the command that was cut short to resume it",
+        )
+    for task in learner_info.tasks:
         if task.forgotten:
             line("forgotten", f"of {task.name}: {', '.join(task.forgotten)}")
-    amounts = found.bytes
+    memory = learner_info.bytes
     line(
         "memory",
-        f"weights {size(amounts['weights'])}, method {size(amounts['method'])}, prototypes "
-        f"{size(amounts['prototypes'])}; on disk {size(amounts['disk'])}",
+        f"weights {size(memory['weights'])}, method {size(memory['method'])}, prototypes "
+        f"{size(memory['prototypes'])}; on disk {size(memory['disk'])}",
     )
-    settings = dict(found.settings)
+    settings = dict(learner_info.settings)
     for title in ("method", "training", "network_options"):
         values = dict(settings.pop(title))
         name = [values.pop("name")] if title == "method" else []
@@ -75,7 +78,7 @@ def show_info(console: "Console", found: "Info") -> None:
 
 
 def task_table(tasks: "Sequence[LearntTask]") -> "Table":
-    """Return a line for each task."""
+    """Return a table with a row for each task."""
     from rich.table import Table
 
     table = Table("task", "classes", "images", "accuracy %", "learnt", title_justify="left")
@@ -92,53 +95,53 @@ def task_table(tasks: "Sequence[LearntTask]") -> "Table":
     return table
 
 
-def room_table(room: "Sequence[LayerForecast]") -> "Table":
-    """Return a line for each layer."""
+def rank_table(layers: "Sequence[LayerForecast]") -> "Table":
+    """Return a table with a row for each layer: directions in use, of how many, classes left."""
     from rich.table import Table
 
     table = Table("layer", "in use", "of", "classes left")
     for column in table.columns[1:]:
         column.justify = "right"
-    for layer in room:
+    for layer in layers:
         left = "-" if layer.classes_left is None else f"{layer.classes_left:,}"
         table.add_row(layer.name, f"{layer.rank:,}", f"{layer.dimension:,}", left)
     return table
 
 
-def room_line(room: "Sequence[LayerForecast]") -> str:
-    """Say which layer is full first, and for how many more classes it will do.
+def free_rank_line(layers: "Sequence[LayerForecast]") -> str:
+    """Say which layer will be full first, and after how many more classes.
 
     >>> from classgrad.learner.forecast import LayerForecast
-    >>> room_line([LayerForecast("a", 20, 5, None), LayerForecast("b", 30, 6, 8)])
+    >>> free_rank_line([LayerForecast("a", 20, 5, None), LayerForecast("b", 30, 6, 8)])
     'about 8 more classes, then layer b is full: 6 of 30 directions are in use'
     """
-    known = [layer for layer in room if layer.classes_left is not None]
-    if not known:
-        fullest = max(room, key=lambda layer: layer.rank / layer.dimension)
+    filling = [layer for layer in layers if layer.classes_left is not None]
+    if not filling:
+        fullest = max(layers, key=lambda layer: layer.rank / layer.dimension)
         return (
-            f"no end in sight; fullest is layer {fullest.name}: {fullest.rank:,} of "
+            f"no layer is filling up; the fullest is {fullest.name}: {fullest.rank:,} of "
             f"{fullest.dimension:,} directions are in use"
         )
-    tightest = min(known, key=lambda layer: layer.classes_left or 0)
+    first = min(filling, key=lambda layer: layer.classes_left or 0)
     return (
-        f"about {tightest.classes_left:,} more classes, then layer {tightest.name} is full: "
-        f"{tightest.rank:,} of {tightest.dimension:,} directions are in use"
+        f"about {first.classes_left:,} more classes, then layer {first.name} is full: "
+        f"{first.rank:,} of {first.dimension:,} directions are in use"
     )
 
 
-def tell_learnt(console: "Console", learner: "Learner", task: str, folder: Path, new: bool) -> None:
-    """Say in a few lines what a task came to."""
+def print_task(console: "Console", learner: "Learner", task: str, folder: Path, new: bool) -> None:
+    """Print the result of learning a task in a few lines."""
     learnt = learner.tasks[learner.task_number(task)]
     accuracy = "no validation data: classes have too few images"
     if learnt.accuracy is not None:
         accuracy = f"{learnt.accuracy:.1f} % on validation data"
-    room = learner.forecast()
+    layers = learner.forecast()
     lines = [
         ("task", task if new else f"{task}, learnt before from the same images"),
         ("classes", ", ".join(learnt.class_names)),
         ("images", f"{sum(learnt.samples):,}"),
         ("accuracy", accuracy),
-        *([("room", room_line(room))] if room else []),
+        *([("free rank", free_rank_line(layers))] if layers else []),
         ("saved", str(folder)),
     ]
     for title, text in lines:

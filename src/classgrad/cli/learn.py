@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from classgrad.cli.hints import resumed_without_fresh
 from classgrad.cli.state import (
+    LearnerOptions,
     Model,
     SkipBad,
     State,
-    Wanted,
-    made_or_opened,
-    opened,
-    tell_warnings,
+    load_learner,
+    load_or_create,
+    print_warnings,
 )
 from classgrad.cli.words import Device, SaveMinutes, SaveSteps, parse_settings
 from classgrad.errors import UserError
@@ -34,9 +35,11 @@ app = typer.Typer()
     "state --task fish --images photos/fish --set epochs=20 --device cuda"
 )
 def learn(
-    state: Annotated[Path, typer.Argument(help="Folder of the learner; the first call makes it.")],
-    task: Annotated[str, typer.Option(help="A name for what is learnt.")],
-    images: Annotated[Path, typer.Option(help="A folder with a folder of images for each class.")],
+    state: Annotated[
+        Path, typer.Argument(help="Folder of the learner; the first call creates it.")
+    ],
+    task: Annotated[str, typer.Option(help="A name for the task.")],
+    images: Annotated[Path, typer.Option(help="A folder with one folder of images per class.")],
     network: Annotated[
         str | None, typer.Option(help="A network, by default alexnet5; see 'classgrad list'.")
     ] = None,
@@ -49,12 +52,13 @@ def learn(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="A setting by word or letter. Those of training hold until they are changed, all "
-            "others for good. Can be repeated.",
+            help="A setting by name or alias. Settings of training can be changed by later calls, "
+            "all others are fixed by the first. Can be repeated.",
         ),
     ] = None,
     size: Annotated[
-        int | None, typer.Option(min=1, help="Edge that images are scaled to, by default 32.")
+        int | None,
+        typer.Option(min=1, help="Width and height that images are scaled to, by default 32."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Same seed, same result; by default 1.")
@@ -63,31 +67,31 @@ def learn(
     precision: Annotated[
         str | None,
         typer.Option(
-            help="What the network multiplies in: bfloat16, or float16 on devices without it; by "
-            "default that of the weights. Holds for good."
+            help="Mixed precision: bfloat16, or float16 on devices without it; by default that of "
+            "the weights. Fixed by the first call."
         ),
     ] = None,
     skip_bad: SkipBad = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start a task again that was cut short.")
+        bool, typer.Option("--fresh", help="Restart a task that was cut short.")
     ] = False,
     no_prototypes: Annotated[
         bool,
         typer.Option(
-            "--no-prototypes", help="Keep no means of classes; cgp then does without base refining."
+            "--no-prototypes", help="Store no class means; cgp then works without base refining."
         ),
     ] = False,
     save_minutes: SaveMinutes = 5.0,
     save_steps: SaveSteps = None,
 ) -> None:
-    """Learn classes from folders of images, and keep what was learnt before.
+    """Learn a task from folders of images, without forgetting earlier tasks.
 
-    A task that was cut short goes on where it was when the command is repeated.
+    If the command is cut short, repeat it to resume the task.
     """
     from rich.console import Console
 
     from classgrad.checkpoints import CheckpointManager
-    from classgrad.cli.info import tell_learnt
+    from classgrad.cli.info import print_task
     from classgrad.learner.learner import LEARNING, SingleImage
 
     if not task.strip():
@@ -95,21 +99,22 @@ def learn(
     values = parse_settings(settings or [])
     console = Console(markup=False, highlight=False)
     checkpoints = CheckpointManager(state / LEARNING, minutes=save_minutes, steps=save_steps)
-    with checkpoints.handle_stop_signals():
-        wanted = Wanted(
+    with resumed_without_fresh(fresh), checkpoints.handle_stop_signals():
+        options = LearnerOptions(
             network, model, method, size, seed, precision, device, no_prototypes, values
         )
-        learner = made_or_opened(state, wanted)
-        tell_warnings(console, learner)
+        learner = load_or_create(state, options)
+        print_warnings(console, learner)
         pictures = read_images(console, images, learner, skip_bad)
         before = len(learner.tasks)
-        with warnings.catch_warnings(action="ignore", category=SingleImage):  # told already
+        # read_images has already warned of classes with a single image.
+        with warnings.catch_warnings(action="ignore", category=SingleImage):
             learn_task(console, learner, task, pictures, state, checkpoints, fresh)
-    tell_learnt(console, learner, task, state, new=len(learner.tasks) > before)
+    print_task(console, learner, task, state, new=len(learner.tasks) > before)
 
 
 def read_images(console: "Console", images: Path, learner: "Learner", skip_bad: bool) -> "Pictures":
-    """Read the folders of classes, and tell what is odd about them."""
+    """Read the folders of classes, and warn of skipped files, single images and single classes."""
     from classgrad.data.pictures import read_class_folders
     from classgrad.report.bar import bar
 
@@ -121,19 +126,19 @@ def read_images(console: "Console", images: Path, learner: "Learner", skip_bad: 
             progress=lambda done, count: move(done / count, f"{done:,}/{count:,}"),
         )
     for file, reason in pictures.skipped:
-        console.print(f"left out '{file}': {reason}", soft_wrap=True)
+        console.print(f"skipped '{file}': {reason}", soft_wrap=True)
     counts = pictures.labels.bincount(minlength=len(pictures.class_names)).tolist()
     for name, count in zip(pictures.class_names, counts, strict=True):
         if count == 1 and learner.keeps_prototypes:
             console.print(
-                f"class '{name}' has one image, and prototypes of one image can show it; a learner "
-                "begun with --no-prototypes keeps none",
+                f"class '{name}' has a single image, which its stored prototype can reveal; start "
+                "a learner with --no-prototypes to store none",
                 soft_wrap=True,
             )
     if len(counts) == 1:
         console.print(
-            f"'{images}' holds one class: as its task has no other, every image is taken for it "
-            "unless another task is given",
+            f"'{images}' holds a single class: with no other class in its task, every image is "
+            "predicted as this one unless another task is given",
             soft_wrap=True,
         )
     return pictures
@@ -148,14 +153,14 @@ def learn_task(
     checkpoints: "CheckpointManager",
     fresh: bool,
 ) -> None:
-    """Learn a task, or go on with it, and save the learner; show how far it is."""
+    """Learn or resume a task with a progress bar, and save the learner."""
     from classgrad.learner.learner import unfinished_state
     from classgrad.report.bar import bar
     from classgrad.training.loop import Progress
 
-    kept = None if fresh else unfinished_state(checkpoints, len(learner.tasks))
-    if kept and kept.get("task") == task:
-        console.print(f"going on with task '{task}', which was cut short", soft_wrap=True)
+    unfinished = None if fresh else unfinished_state(checkpoints, len(learner.tasks))
+    if unfinished and unfinished.get("task") == task:
+        console.print(f"resuming task '{task}', which was cut short", soft_wrap=True)
     with bar(console, task) as move:
 
         def observer(at: Progress) -> None:
@@ -173,7 +178,7 @@ def learn_task(
             )
         except UserError:
             with suppress(OSError):
-                folder.rmdir()  # one that was just made, and is empty
+                folder.rmdir()  # only if this call made it: rmdir fails unless it is empty
             raise
 
 
@@ -181,46 +186,46 @@ def learn_task(
 def forget(
     state: State,
     task: Annotated[str, typer.Option(help="The task of the class.")],
-    name: Annotated[str, typer.Option("--class", help="The class to predict no longer.")],
+    name: Annotated[str, typer.Option("--class", help="The class to forget.")],
     model: Model = None,
 ) -> None:
-    """Predict a class no longer, and remove what is kept of it alone."""
+    """Stop predicting a class, and remove its row of the classifier and its prototypes."""
     from rich.console import Console
 
     console = Console(markup=False, highlight=False)
-    learner = opened(state, model)
-    tell_warnings(console, learner)
-    drop_leftovers(learner, state)
+    learner = load_learner(state, model)
+    print_warnings(console, learner)
+    remove_leftovers(learner, state)
     learner.forget_class(task, name)
-    for _ in range(2):  # the last two states are kept, and neither may hold the class
+    for _ in range(2):  # the two newest states are kept, and neither may contain the class
         learner.save(state)
     prototypes = " and its prototypes" if learner.keeps_prototypes else ""
     console.print(
-        f"class '{name}' of task '{task}' is predicted no longer; removed: its row of the "
+        f"class '{name}' of task '{task}' is no longer predicted; removed: its row of the "
         f"classifier{prototypes}",
         soft_wrap=True,
     )
     console.print(
-        "no direction is freed: classes learnt later may need those that came with it, and their "
-        "images are gone",
+        "no direction is freed: classes learnt later may rely on those of this class, and their "
+        "images are not stored",
         soft_wrap=True,
     )
 
 
-def drop_leftovers(learner: "Learner", folder: Path) -> None:
-    """Remove what a process that was killed at the end of a task has left, as it holds all classes.
+def remove_leftovers(learner: "Learner", folder: Path) -> None:
+    """Remove checkpoints left by a process killed at the end of a task: they contain all classes.
 
-    A task that was cut short holds them, too, and is refused.
+    Those of a task that was cut short contain them, too, but are needed: refuse to forget.
     """
     from classgrad.checkpoints import CheckpointManager, Lock
     from classgrad.learner.learner import LEARNING, unfinished_state
 
     checkpoints = CheckpointManager(folder / LEARNING)
     with Lock(folder):
-        kept = unfinished_state(checkpoints, len(learner.tasks))
-        if kept:
+        unfinished = unfinished_state(checkpoints, len(learner.tasks))
+        if unfinished:
             raise UserError(
-                f"task '{kept['task']}' was cut short and holds what is to be forgotten: finish it "
-                "first, or start another one with --fresh"
+                f"task '{unfinished['task']}' was cut short, and its saved state contains the "
+                "class: finish that task first, or start another one with --fresh"
             )
         checkpoints.clear()

@@ -1,4 +1,4 @@
-"""The command that compares runs on one page."""
+"""The command report: compare runs on one HTML page."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ EXAMPLES = (
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of runs, or folders that hold such folders.")
+        list[Path], typer.Argument(help="Folders of runs, or folders that contain such folders.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
         "report.html"
@@ -39,50 +39,56 @@ def report(
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(metavar="LABEL", help="The row that others are compared with; else the best."),
+        typer.Option(
+            metavar="LABEL", help="The row that others are compared with; by default the best."
+        ),
     ] = None,
     title: Annotated[str | None, typer.Option(help="The title of the page.")] = None,
 ) -> None:
-    """Compare runs on one page that opens in any browser, without a network.
+    """Compare runs on one HTML page that opens in any browser, also offline.
 
-    It has means over seeds, the paper's figures, accuracy, forgetting, room left and cost.
+    It has means over seeds, the paper's figures, accuracy, forgetting, free rank and cost.
     """
     from classgrad.report.page import page_of
     from classgrad.report.page.summary import sections
     from classgrad.report.page.tables import comma_separated
     from classgrad.report.page.tables import markdown as as_markdown
 
-    printed = markdown == Path("-")
-    files = [out, *([markdown] if markdown and not printed else []), *([csv] if csv else [])]
+    markdown_to_stdout = markdown == Path("-")
+    files = [
+        out,
+        *([markdown] if markdown and not markdown_to_stdout else []),
+        *([csv] if csv else []),
+    ]
     for file in files:
-        refuse_place(file)
+        refuse_unwritable_file(file)
     if len({file.resolve() for file in files}) < len(files):
         raise UserError(f"'{shown(files[-1])}' is named twice: give each output its own file")
     if pictures:
-        refuse_folder(pictures)
+        refuse_unwritable_folder(pictures)
     records = read_records(runs)
     compared = sections(records, against, published_lines())
     left_out = len(records) - sum(len(row.runs) for section in compared for row in section.rows)
     if left_out:
-        why = "others have the same settings and seed"
+        why = "repeats of the same settings and seed"
         print(f"left out  {left_out} of {len(records)} records: {why}", file=sys.stderr)
     texts = {out: page_of(compared, title=title)}
     if markdown:
         texts[markdown] = as_markdown(compared)
     if csv:
         texts[csv] = comma_separated(compared)
-    if printed:
+    if markdown_to_stdout:
         print(texts.pop(Path("-")), end="")
     for file, text in texts.items():
         write_text(file, text)
-    stream = sys.stderr if printed else sys.stdout
+    stream = sys.stderr if markdown_to_stdout else sys.stdout
     if pictures:
         print(f"pictures  {pictures}: {draw_into(pictures, compared)} files", file=stream)
     print(f"page      {out}", file=stream)
 
 
 def published_lines() -> "list[PublishedLine]":
-    """Return what papers print for the runs of all experiments, with every recipe."""
+    """Return the published figures of all experiments, for every recipe."""
     from classgrad.experiments import spec as experiments
     from classgrad.report.page.summary import PublishedLine
     from classgrad.runs import recipes
@@ -103,7 +109,7 @@ def published_lines() -> "list[PublishedLine]":
 
 
 def draw_into(folder: Path, compared: "list[Section]") -> int:
-    """Draw every figure into a folder, with a bar; return the number of files."""
+    """Draw every figure into a folder, with a progress bar; return the number of files."""
     from rich.console import Console
 
     from classgrad.report.bar import bar
@@ -117,7 +123,7 @@ def draw_into(folder: Path, compared: "list[Section]") -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
+    """Write a file completely or not at all."""
     from classgrad.files import write_atomic
 
     try:
@@ -127,38 +133,38 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_records(paths: list[Path]) -> "list[RunRecord]":
-    """Read the records in folders, each once; pictures, pages and tables are passed over."""
+    """Read the records in folders, each once; ignore pictures, pages and tables."""
     from classgrad.report.records import record_files
     from classgrad.runs.record import RunRecord
 
-    files: dict[Path, Path] = {}  # by where it really is
+    files: dict[Path, Path] = {}  # by resolved path
     for path in paths:
-        below = record_files([path])
-        if path.is_dir() and not below:
+        files_below = record_files([path])
+        if path.is_dir() and not files_below:
             raise UserError(f"no runs in '{shown(path)}': give a folder that 'run' wrote to")
-        files.update((file.resolve(), file) for file in below)
+        files.update((file.resolve(), file) for file in files_below)
     if not files:
-        raise UserError("only pictures, pages or tables are named: give folders of runs")
+        raise UserError("only pictures, pages or tables are given: give folders of runs")
     return [RunRecord.load(file) for file in files.values()]
 
 
-def refuse_place(path: Path) -> None:
-    """Refuse a path that no file can be written to, and one that holds the record of a run."""
+def refuse_unwritable_file(path: Path) -> None:
+    """Refuse a path that no file can be written to, and the name of a run's record."""
     from classgrad.runs.record import FILE_NAME
 
     if path.is_dir():
         raise UserError(f"'{shown(path)}' is a folder: give the name of a file")
     if path.name == FILE_NAME:
-        raise UserError(f"'{shown(path)}' has the name of records: give another name")
-    refuse_folder(path.parent)
+        raise UserError(f"'{shown(path)}' is the file name of records: give another name")
+    refuse_unwritable_folder(path.parent)
     if not path.parent.is_dir():
         raise UserError(f"'{shown(path.parent)}' is not a folder: make it, or give another")
 
 
-def refuse_folder(path: Path) -> None:
-    """Refuse a folder that cannot be written to or made."""
-    place = path if path.exists() else path.parent
-    if not place.is_dir():
-        raise UserError(f"'{shown(place)}' is not a folder: make it, or give another")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise UserError(f"'{shown(place)}' cannot be written to: give another folder")
+def refuse_unwritable_folder(path: Path) -> None:
+    """Refuse a folder that can be neither written to nor created."""
+    folder = path if path.exists() else path.parent
+    if not folder.is_dir():
+        raise UserError(f"'{shown(folder)}' is not a folder: make it, or give another")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"'{shown(folder)}' cannot be written to: give another folder")

@@ -1,4 +1,4 @@
-"""The commands on many runs: reproduce the tables of the paper, or sweep over a grid."""
+"""The commands reproduce and sweep: the tables of the paper, or a grid of settings."""
 
 import itertools
 import sys
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from classgrad.experiments.executors.pool import Options, Pool, Show
+    from classgrad.experiments.executors.pool import Display, Options, Pool
     from classgrad.experiments.jobs import Job, Status
     from classgrad.experiments.remote import Results
     from classgrad.runs.spec import Plan
@@ -41,25 +41,25 @@ Jobs = Annotated[
         "--jobs",
         "-j",
         min=1,
-        help="Runs at once, a process each; by default 1, or as many as a cluster has room for.",
+        help="Number of parallel runs, a process each; by default 1, or as many as fit a cluster.",
     ),
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(min=1, help="Threads of each run; by default 1 if several run at once."),
+    typer.Option(min=1, help="Threads per run; by default 1 if several run in parallel."),
 ]
 Ray = Annotated[
     str | None,
     typer.Option(
         metavar="auto|HOST:PORT",
-        help="Run on a Ray cluster: auto is the one of this machine, which is started if need be.",
+        help="Run on a Ray cluster; auto is that of this machine, and is started if necessary.",
     ),
 ]
 Out = Annotated[
     str, typer.Option(help="Folder for the results, or a URL such as s3://bucket/folder.")
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print what would be run and how long it takes.")
+    bool, typer.Option("--dry-run", help="Print the runs and an estimate of their time only.")
 ]
 
 
@@ -72,11 +72,11 @@ def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            help="An experiment, several with commas, all, or a .toml file; see 'classgrad list'."
+            help="Experiments separated by commas, all, or a .toml file; see 'classgrad list'."
         ),
     ],
     recipe: Recipe = "fast",
-    seeds: Annotated[str, typer.Option(help="Seeds of every run, with commas.")] = "1",
+    seeds: Annotated[str, typer.Option(help="Seeds for every run, separated by commas.")] = "1",
     jobs: Jobs = None,
     out: Out = "runs",
     data_dir: DataDir = None,
@@ -86,30 +86,32 @@ def reproduce(
     save_minutes: SaveMinutes = 5.0,
     dry_run: DryRun = False,
 ) -> None:
-    """Repeat tables and figures of the paper, and compare with what it prints.
+    """Reproduce tables and figures of the paper, and compare them with the published figures.
 
-    Runs that are finished are not run again, and those cut short are resumed.
+    Finished runs are not repeated, and runs that were cut short are resumed.
     """
     from rich.console import Console
 
     from classgrad.cli.experiment_tables import comparison
     from classgrad.experiments.compare import compare
-    from classgrad.experiments.jobs import of_experiments
+    from classgrad.experiments.jobs import jobs_of_experiments
     from classgrad.experiments.remote import open_results
     from classgrad.experiments.spec import load_many
 
-    found = load_many(name)
-    console = Console(markup=False)  # brackets in names are no markup
-    options = options_of(jobs, threads, data_dir, save_minutes, device, ray)
+    experiments = load_many(name)
+    console = Console(markup=False)  # names may contain brackets
+    options = pool_options(jobs, threads, data_dir, save_minutes, device, ray)
     with open_results(out) as results:
-        listed = of_experiments(found, recipe, parse_seeds(seeds, "--seeds"), results.folder)
-        ended = carry_out(console, listed, results, options, ray, dry_run)
+        all_jobs = jobs_of_experiments(
+            experiments, recipe, parse_seeds(seeds, "--seeds"), results.folder
+        )
+        statuses = execute_jobs(console, all_jobs, results, options, ray, dry_run)
         if dry_run:
             return
-        records = [record for job in results.look_up(listed) if (record := job.record())]
-    for experiment in found:
+        records = [record for job in results.look_up(all_jobs) if (record := job.record())]
+    for experiment in experiments:
         console.print(comparison(experiment, compare(experiment, records, recipe), recipe))
-    tell_failures(ended)
+    report_failures(statuses)
 
 
 @app.command(
@@ -125,13 +127,18 @@ def sweep(
     recipe: Recipe = "fast",
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A setting of all runs."),
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting of all runs, by name or alias. Can be repeated.",
+        ),
     ] = None,
     over: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE,VALUE",
-            help="A setting, or seed, with the values to try. Can be repeated: all combinations.",
+            help="A setting, or seed, with the values to try. Can be repeated: all combinations "
+            "are run.",
         ),
     ] = None,
     jobs: Jobs = None,
@@ -143,13 +150,13 @@ def sweep(
     save_minutes: SaveMinutes = 5.0,
     dry_run: DryRun = False,
 ) -> None:
-    """Run every combination of some values, several at once, and compare them.
+    """Run every combination of some settings, and compare the results.
 
-    Runs that are finished are not run again, and those cut short are resumed.
+    Finished runs are not repeated, and runs that were cut short are resumed.
     """
     from rich.console import Console
 
-    from classgrad.experiments.jobs import of_plans
+    from classgrad.experiments.jobs import jobs_of_plans
     from classgrad.experiments.remote import open_results
     from classgrad.report import terminal as report
 
@@ -158,37 +165,37 @@ def sweep(
     if both:
         raise UserError(f"--set and --over both give '{both[0]}': give one of them")
     labelled = []
-    grid = {"seed": [1], **varied}  # one seed of all comes before the next one
+    grid = {"seed": [1], **varied}  # all combinations with one seed come before the next seed
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
         seed = point.pop("seed")
         for plan in make_plans(benchmark, method, network, recipe, seed, {**fixed, **point}):
             labelled.append((label_of(plan, point), plan))
-    console = Console(markup=False)  # brackets in names are no markup
-    options = options_of(jobs, threads, data_dir, save_minutes, device, ray)
+    console = Console(markup=False)  # names may contain brackets
+    options = pool_options(jobs, threads, data_dir, save_minutes, device, ray)
     with open_results(out) as results:
-        listed = of_plans(labelled, results.folder)
-        ended = carry_out(console, listed, results, options, ray, dry_run)
+        all_jobs = jobs_of_plans(labelled, results.folder)
+        statuses = execute_jobs(console, all_jobs, results, options, ray, dry_run)
         if dry_run:
             return
-        found = [job.record() for job in results.look_up(listed)]
-    records = [record for record in found if record and record.complete]
+        saved_records = [job.record() for job in results.look_up(all_jobs)]
+    records = [record for record in saved_records if record and record.complete]
     if records:
         console.print(report.means(records))
-    tell_failures(ended)
+    report_failures(statuses)
 
 
 def label_of(plan: "Plan", point: dict[str, Any]) -> str:
-    """Name a run by its method and the values that are its own in the grid."""
+    """Name a run by its method and those values of its grid point that it uses."""
     from classgrad.methods import METHODS
 
-    # A setting that only another method has is not one of this run.
-    others = {name for kind in METHODS.values() for name in kind.names()}
-    own = [name for name in point if plan.method.accepts(name) or name not in others]
-    return " ".join([plan.method.name, *(f"{name}={point[name]}" for name in own)])
+    # A setting that only another method has is not used by this run.
+    method_settings = {name for kind in METHODS.values() for name in kind.names()}
+    used = [name for name in point if plan.method.accepts(name) or name not in method_settings]
+    return " ".join([plan.method.name, *(f"{name}={point[name]}" for name in used)])
 
 
-def options_of(
+def pool_options(
     jobs: int | None,
     threads: int | None,
     data_dir: Path | None,
@@ -196,7 +203,7 @@ def options_of(
     device: str,
     ray: str | None,
 ) -> "Options":
-    """Return how jobs are to be run; as many at once as a cluster has room for, if none is said."""
+    """Return the options of a pool of jobs; by default as many in parallel as fit a cluster."""
     from classgrad import devices
     from classgrad.experiments.executors.pool import Options
 
@@ -213,7 +220,7 @@ def options_of(
     return Options(jobs or sys.maxsize, threads or 1, data_dir, save_minutes, device)
 
 
-def carry_out(
+def execute_jobs(
     console: "Console",
     jobs: "list[Job]",
     results: "Results",
@@ -221,10 +228,10 @@ def carry_out(
     ray: str | None,
     dry_run: bool,
 ) -> "Sequence[Status]":
-    """Show what there is to do, and do it; return how each job ended that was not done before."""
+    """Show a plan of the jobs and run those that are not done; return the statuses of these."""
     from classgrad.cli.experiment_tables import plan_table
-    from classgrad.cli.live import showing
-    from classgrad.experiments.estimate import Estimate, Workload, finished_records, in_all
+    from classgrad.cli.live import job_display
+    from classgrad.experiments.estimate import Estimate, Workload, finished_records, total_seconds
     from classgrad.experiments.executors.local import LocalPool
     from classgrad.report.text import duration
 
@@ -235,7 +242,7 @@ def carry_out(
     jobs = results.look_up(jobs)
     states = [job.state() for job in jobs]
     todo = [job for job, state in zip(jobs, states, strict=True) if state != "done"]
-    with console.status("looking at data and settings"):
+    with console.status("checking data and settings"):
         workload = Workload(options.data_dir)
         workload.check(todo)
         records = finished_records(results.folder, options.device) if todo else []
@@ -248,9 +255,9 @@ def carry_out(
         console.print(plan_table(jobs, states, seconds))
         console.print("all runs are done")
         return []
-    early = any(job.plan.training.schedule == "plateau" for job in todo)
+    may_stop_early = any(job.plan.training.schedule == "plateau" for job in todo)
     with ExitStack() as connection:
-        new_pool: Callable[[Sequence[Job], Options, Show], Pool[Any]] = LocalPool
+        new_pool: Callable[[Sequence[Job], Options, Display], Pool[Any]] = LocalPool
         if ray is not None:
             from classgrad.experiments.executors.ray import RayPool, connected, refuse_differences
 
@@ -260,25 +267,28 @@ def carry_out(
             options, new_pool = replace(options, count=min(options.count, slots)), RayPool
         console.print(plan_table(jobs, states, seconds))
         count = min(options.count, len(todo))
+        total = duration(total_seconds(seconds, count))
         console.print(
-            f"{len(todo)} of {len(jobs)} runs to do: about {duration(in_all(seconds, count))}"
-            + (f" with {count} at once" if count > 1 else "")
-            + (", less where training stops early" if early else "")
+            f"{len(todo)} of {len(jobs)} runs to do: about {total}"
+            + (f" with {count} in parallel" if count > 1 else "")
+            + (", less where training stops early" if may_stop_early else "")
         )
         if dry_run:
             return []
-        with showing(console) as show:
-            return new_pool(todo, options, show).execute()
+        with job_display(console) as display:
+            return new_pool(todo, options, display).execute()
 
 
-def tell_failures(statuses: "Sequence[Status]") -> None:
-    """Leave with a line on what did not end well, if anything did not."""
-    bad = [status for status in statuses if status.state != "done"]
-    if not bad:
+def report_failures(statuses: "Sequence[Status]") -> None:
+    """Exit with a line that names the runs that were not finished, if there are any."""
+    unfinished = [status for status in statuses if status.state != "done"]
+    if not unfinished:
         return
-    reasons = "; ".join(f"{status.job.title}: {status.why or status.state}" for status in bad)
-    line = f"{len(bad)} of {len(statuses)} runs did not end: {reasons}"
-    if not any(status.crash for status in bad):
+    reasons = "; ".join(
+        f"{status.job.title}: {status.why or status.state}" for status in unfinished
+    )
+    line = f"{len(unfinished)} of {len(statuses)} runs did not finish: {reasons}"
+    if not any(status.crash for status in unfinished):
         raise UserError(line)
     print(f"classgrad: {line}", file=sys.stderr)
     raise typer.Exit(1)

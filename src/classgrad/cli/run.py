@@ -1,4 +1,4 @@
-"""The command that runs methods on a benchmark."""
+"""The command run: methods on a benchmark."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from classgrad.cli.hints import worded
+from classgrad.cli.hints import resumed_without_fresh, with_hint
 from classgrad.cli.show import show_records
 from classgrad.cli.words import (
     DataDir,
@@ -47,12 +47,13 @@ def run(
     network: NetworkName = None,
     recipe: Recipe = "fast",
     seed: Annotated[
-        str, typer.Option(help="Same seed, same result. Several with commas: also their mean.")
+        str,
+        typer.Option(help="Same seed, same result. Several, separated by commas, are averaged."),
     ] = "1",
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="NAME=VALUE", help="A setting by word or letter. Can be repeated."
+            "--set", metavar="NAME=VALUE", help="A setting by name or alias. Can be repeated."
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs"),
@@ -60,25 +61,25 @@ def run(
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Go on with runs that were cut short, which is usual anyway."
+            "--resume", help="Resume, as is the default, but fail if there is nothing to resume."
         ),
     ] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Learn again what was learnt before.")
+        bool, typer.Option("--fresh", help="Start again, and discard earlier results of the run.")
     ] = False,
     save_minutes: SaveMinutes = 5.0,
     save_steps: SaveSteps = None,
     device: Device = "cpu",
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write curves to the run's folder, too.")
+        bool, typer.Option("--tensorboard", help="Also write event files to the run's folder.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the record and nothing else.")
+        bool, typer.Option("--json", help="Print the record as JSON and nothing else.")
     ] = False,
 ) -> None:
     """Learn a stream of tasks with one or more methods, and compare them.
 
-    A run that was cut short goes on where it was when the command is repeated.
+    If the command is cut short, repeat it to resume.
     """
     from rich.console import Console
 
@@ -95,66 +96,70 @@ def run(
         run_folder,
     )
 
-    first = join(gpu=device.startswith("cuda")).is_main_process
+    is_main_process = join(gpu=device.startswith("cuda")).is_main_process
     if tensorboard:
         refuse_missing()
     values = parse_settings(settings or [])
     seeds = parse_seeds(seed)
-    groups = [make_plans(benchmark, method, network, recipe, one, values) for one in seeds]
-    all_plans = [plan for plans in groups for plan in plans]
+    plans_by_seed = [make_plans(benchmark, method, network, recipe, n, values) for n in seeds]
+    all_plans = [plan for plans in plans_by_seed for plan in plans]
     refuse_other_processes(all_plans, device=device, fresh=fresh, resume=resume)
     folders = [run_folder(out, plan) for plan in all_plans]
     if resume and fresh:
         raise UserError("--resume and --fresh contradict each other: give one of them")
     if resume and not any(has_saved_state(folder) for folder in folders):
-        raise UserError(f"nothing in '{out}' to go on with: leave out --resume")
-    # Brackets in names are no markup.
-    console = Console(stderr=as_json, markup=False, quiet=not first)
+        raise UserError(f"nothing to resume in '{out}': leave out --resume")
+    # No markup: names may contain brackets.
+    console = Console(stderr=as_json, markup=False, quiet=not is_main_process)
 
     def tell(line: str, hint: str | None = None) -> None:
-        console.print(worded(line, hint), soft_wrap=True)
+        console.print(with_hint(line, hint), soft_wrap=True)
 
     records: list[RunRecord] = []
 
-    def runs(stream: "TaskStream", number: int) -> "Iterator[Run]":
-        for place, plan in enumerate(groups[number]):
-            folder = folders[number * len(groups[0]) + place]
+    def make_runs(stream: "TaskStream", seed_index: int) -> "Iterator[Run]":
+        for plan_index, plan in enumerate(plans_by_seed[seed_index]):
+            folder = folders[seed_index * len(plans_by_seed[0]) + plan_index]
             checkpoints = CheckpointManager(folder, minutes=save_minutes, steps=save_steps)
             yield Run(plan, stream, folder, checkpoints, device=device, tensorboard=tensorboard)
 
-    for number, plans in enumerate(groups):
-        with world().errors_shared():  # one of several machines may lack the data
-            stream = load_stream(plans[0], data_dir)  # the same for all methods
-        one_after_another: Iterable[Run] = runs(stream, number)
-        if number == 0:  # whatever is wrong shows before the first run
-            one_after_another = list(one_after_another)
-            if fresh:
-                remove_runs(folders)
-        for one in one_after_another:
-            assert one.checkpoints is not None
-            with one.checkpoints.handle_stop_signals(), progress_bar(console, one) as observer:
-                records.append(one.resume(observer, tell=tell))
-                one.checkpoints.raise_if_stopped()
+    with resumed_without_fresh(fresh):
+        for seed_index, plans in enumerate(plans_by_seed):
+            with world().errors_shared():  # one of several machines may lack the data
+                stream = load_stream(plans[0], data_dir)  # the same for all methods
+            runs: Iterable[Run] = make_runs(stream, seed_index)
+            if seed_index == 0:  # make all, so that errors show before the first run starts
+                runs = list(runs)
+                if fresh:
+                    remove_runs(folders)
+            for current in runs:
+                assert current.checkpoints is not None
+                with (
+                    current.checkpoints.handle_stop_signals(),
+                    progress_bar(console, current) as observer,
+                ):
+                    records.append(current.resume(observer, tell=tell))
+                    current.checkpoints.raise_if_stopped()
     leave()
-    if not first:
+    if not is_main_process:
         return
     if as_json:
-        found = [json.loads(record.to_json()) for record in records]
-        print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
+        contents = [json.loads(record.to_json()) for record in records]
+        print(json.dumps(contents[0] if len(contents) == 1 else contents, indent=1))
         return
     show_records(console, records)
     picture = draw_matrices(
-        records[: len(groups[0])],
+        records[: len(plans_by_seed[0])],
         out / "matrices.png" if len(records) > 1 else folders[0] / "matrix.png",
     )
-    where = ", ".join(str(folder) for folder in folders) if len(folders) < 9 else str(out)
-    console.print(f"records   {where}", soft_wrap=True)
+    locations = ", ".join(str(folder) for folder in folders) if len(folders) < 9 else str(out)
+    console.print(f"records   {locations}", soft_wrap=True)
     console.print(f"picture   {picture}", soft_wrap=True)
 
 
 @contextmanager
 def progress_bar(console: "Console", run: "Run") -> "Iterator[Observer]":
-    """Show a bar with task, epoch, loss and time left; yield what moves it."""
+    """Show a bar with task, epoch, loss and time left; yield the observer that moves it."""
     from classgrad.report.bar import bar
     from classgrad.training.loop import Progress
 

@@ -1,4 +1,4 @@
-"""The commands that list what can be run, and show what was."""
+"""The commands list and show: what can be run, and the records of finished runs."""
 
 import json
 from pathlib import Path
@@ -23,18 +23,18 @@ def list_tables(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="List the settings of this method, benchmark, network, or of training."
+            help="List the settings of this method, benchmark or network, or of training."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """List methods, benchmarks, networks and recipes; or what can be set on one of them."""
+    """List methods, benchmarks, networks, recipes and experiments; or the settings of one."""
     from rich.console import Console
     from rich.table import Table
 
     from classgrad.cli import tables
 
-    listed = tables.everything() if name is None else {name: tables.settings_of(name)}
+    listed = tables.all_tables() if name is None else {name: tables.settings_of(name)}
     if as_json:
         print(json.dumps(listed, indent=1))
         return
@@ -48,7 +48,7 @@ def list_tables(
 def show(
     runs: Annotated[list[str], typer.Argument(help="Folders of runs.")],
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the records and nothing else.")
+        bool, typer.Option("--json", help="Print the records as JSON and nothing else.")
     ] = False,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print means over seeds as a Markdown table.")
@@ -62,10 +62,10 @@ def show(
 
     records = [RunRecord.load(path) for path in without_outputs(map(Path, runs))]
     if not records:
-        raise UserError("only pictures, pages or tables are named: give folders of runs")
+        raise UserError("only pictures, pages or tables are given: give folders of runs")
     if as_json:
-        plain = [json.loads(record.to_json()) for record in records]
-        print(json.dumps(plain[0] if len(plain) == 1 else plain, indent=1))
+        contents = [json.loads(record.to_json()) for record in records]
+        print(json.dumps(contents[0] if len(contents) == 1 else contents, indent=1))
         return
     if as_markdown:
         from classgrad.report.terminal import markdown
@@ -79,11 +79,11 @@ def show_records(console: "Console", records: "list[RunRecord]") -> None:
     """Print a comparison; for one run also its accuracy matrix and the ranks of its layers."""
     from classgrad.report import terminal as report
 
-    several = len(report.summaries(records)) < len(records)
-    console.print(report.means(records) if several else report.comparison(records))
+    several_seeds = len(report.summaries(records)) < len(records)
+    console.print(report.means(records) if several_seeds else report.comparison(records))
     if len(records) == 1:
         console.print(report.matrix_table(records[0]))
         if records[0].layers:
             console.print(report.rank_table(records[0]))
     if any(not record.complete for record in records):
-        console.print("Some runs did not end: their figures are of the tasks learnt so far.")
+        console.print("Some runs are not finished: their figures cover the tasks learnt so far.")

@@ -1,4 +1,4 @@
-"""The learner that a command is about: what is said of it, made or loaded from its folder."""
+"""Load or create the learner of a command, and refuse options that contradict a saved one."""
 
 import importlib
 import os
@@ -22,17 +22,17 @@ State = Annotated[Path, typer.Argument(help="Folder of the learner.")]
 Model = Annotated[
     str | None,
     typer.Option(
-        metavar="MODULE:NAME", help="Function or class that makes your own network, if it is yours."
+        metavar="MODULE:NAME", help="Function or class that makes the trunk, if it is your own."
     ),
 ]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be read.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be read.")]
 
 NETWORK, METHOD, SIZE, SEED = "alexnet5", "cgp", 32, 1
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a command line says of a learner; None where it says nothing."""
+class LearnerOptions:
+    """Options of a learner on the command line; None where one is not given."""
 
     network: str | None = None
     model: str | None = None
@@ -45,11 +45,11 @@ class Wanted:
     values: dict[str, Any] = field(default_factory=dict)  # by --set
 
 
-def opened(folder: Path, model: str | None, device: str = "cpu") -> "Learner":
-    """Return the learner in a folder."""
+def load_learner(folder: Path, model: str | None, device: str = "cpu") -> "Learner":
+    """Load the learner in a folder, with a trunk of the user's own if `model` names one."""
     from classgrad.learner.learner import Learner
 
-    trunk = None if model is None else made(model, SEED)
+    trunk = None if model is None else make_model(model, SEED)
     learner = Learner.load(folder, trunk=trunk, device=device)
     if model is not None and learner.network is not None:
         raise UserError(
@@ -58,29 +58,29 @@ def opened(folder: Path, model: str | None, device: str = "cpu") -> "Learner":
     return learner
 
 
-def tell_warnings(console: "Console", learner: "Learner") -> None:
-    """Say what was odd when a learner was loaded."""
+def print_warnings(console: "Console", learner: "Learner") -> None:
+    """Print why newer checkpoints of a loaded learner could not be used."""
     for warning in learner.warnings:
-        console.print(f"{warning}; going on from the one before", soft_wrap=True)
+        console.print(f"{warning}; resuming from the previous one", soft_wrap=True)
 
 
-def made_or_opened(folder: Path, wanted: Wanted) -> "Learner":
-    """Return the learner in a folder, or a new one if there is none."""
+def load_or_create(folder: Path, options: LearnerOptions) -> "Learner":
+    """Load the learner in a folder, or create a new one if there is none."""
     from classgrad.checkpoints.manager import FOLDER
     from classgrad.checkpoints.store import Store
 
-    if wanted.network is not None and wanted.model is not None:
+    if options.network is not None and options.model is not None:
         raise UserError("--network and --model contradict each other: give one of them")
     refuse_other_folder(folder)
-    if Store(folder / FOLDER).is_stale():  # there is something that a new store has not seen
-        learner = opened(folder, wanted.model, wanted.device)
-        refuse_changes(folder, learner, wanted)
+    if Store(folder / FOLDER).is_stale():  # it has checkpoints that a new store has not seen
+        learner = load_learner(folder, options.model, options.device)
+        refuse_changes(folder, learner, options)
         return learner
-    return new_learner(wanted)
+    return new_learner(options)
 
 
 def refuse_other_folder(folder: Path) -> None:
-    """Refuse a folder that holds anything but a learner: what a mistake could mix up."""
+    """Refuse a folder that holds anything but a learner: it was probably given by mistake."""
     from classgrad.checkpoints.lock import FILE_NAME
     from classgrad.checkpoints.manager import FOLDER
     from classgrad.learner.learner import LEARNING
@@ -90,92 +90,98 @@ def refuse_other_folder(folder: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise UserError(f"'{folder}' is not a folder that can be used: {error.strerror}") from None
+        raise UserError(
+            f"'{folder}' cannot be used: {error.strerror}; give another folder"
+        ) from None
     for name in names:
         if name not in (FOLDER, LEARNING, FILE_NAME) and not name.startswith("."):
             raise UserError(
-                f"'{folder}' holds '{shown(name)}', which is not of a learner: give a folder of "
-                "its own"
+                f"'{folder}' holds '{shown(name)}', which does not belong to a learner: give an "
+                "empty folder"
             )
 
 
-def new_learner(wanted: Wanted) -> "Learner":
-    """Return a learner that has learnt nothing yet."""
+def new_learner(options: LearnerOptions) -> "Learner":
+    """Create a learner that has learnt nothing yet."""
     from classgrad import methods
     from classgrad.learner.learner import DEFAULT_TRAINING, Learner
 
-    network = None if wanted.model else wanted.network or NETWORK
-    kind, seed = methods.kind(wanted.method or METHOD), SEED if wanted.seed is None else wanted.seed
-    filled = settled(network, kind, {}, wanted.values)
-    chosen = {kind.field_of(name) for name in filled["method"]}
-    if wanted.no_prototypes and kind.accepts("similarity") and "similarity" not in chosen:
-        filled["method"]["similarity"] = 1  # base refining would keep some
+    network = None if options.model else options.network or NETWORK
+    kind, seed = (
+        methods.kind(options.method or METHOD),
+        SEED if options.seed is None else options.seed,
+    )
+    settings = merge_settings(network, kind, {}, options.values)
+    given = {kind.field_of(name) for name in settings["method"]}
+    if options.no_prototypes and kind.accepts("similarity") and "similarity" not in given:
+        settings["method"]["similarity"] = 1  # base refining would store prototypes
     return Learner(
-        None if wanted.model is None else made(wanted.model, seed),
-        kind(**filled["method"]),
+        None if options.model is None else make_model(options.model, seed),
+        kind(**settings["method"]),
         network=network,
-        network_options=filled.get("network_options"),
-        size=wanted.size or SIZE,
-        training=DEFAULT_TRAINING.replace(**filled["training"]),
-        prototypes=not wanted.no_prototypes,
+        network_options=settings.get("network_options"),
+        size=options.size or SIZE,
+        training=DEFAULT_TRAINING.replace(**settings["training"]),
+        prototypes=not options.no_prototypes,
         seed=seed,
-        device=wanted.device,
-        precision=wanted.precision,
+        device=options.device,
+        precision=options.precision,
     )
 
 
-def refuse_changes(folder: Path, learner: "Learner", wanted: Wanted) -> None:
-    """Refuse what differs from a learner that has begun; training may change with every task."""
+def refuse_changes(folder: Path, learner: "Learner", options: LearnerOptions) -> None:
+    """Refuse options that contradict a saved learner; training may change with every task."""
     from classgrad import networks
     from classgrad.training.config import Training
 
-    for option, there, here in [
-        ("--network", learner.network or "a model of your own", wanted.network),
-        ("--method", learner.method.name, wanted.method),
-        ("--size", learner.size, wanted.size),
-        ("--seed", learner.seed, wanted.seed),
-        ("--precision", learner.precision or "full precision", wanted.precision),
-        ("--no-prototypes", not learner.keeps_prototypes, wanted.no_prototypes or None),
+    for flag, saved, given in [
+        ("--network", learner.network or "a model of your own", options.network),
+        ("--method", learner.method.name, options.method),
+        ("--size", learner.size, options.size),
+        ("--seed", learner.seed, options.seed),
+        ("--precision", learner.precision or "full precision", options.precision),
+        ("--no-prototypes", not learner.keeps_prototypes, options.no_prototypes or None),
     ]:
-        if here is not None and here != there:
-            begun = "prototypes" if option == "--no-prototypes" else there
+        if given is not None and given != saved:
+            created_with = "prototypes" if flag == "--no-prototypes" else saved
             raise UserError(
-                f"'{folder}' was begun with {begun}: leave out {option}, or give another folder"
+                f"'{folder}' was created with {created_with}: leave out {flag}, or give another "
+                "folder"
             )
     before = {
         "method": learner.method.model_dump(),
         "training": learner.training.model_dump(),
         "network_options": learner.network_options,
     }
-    filled = settled(learner.network, type(learner.method), before, wanted.values)
-    refuse_values(folder, learner.method, type(learner.method)(**filled["method"]))
+    settings = merge_settings(learner.network, type(learner.method), before, options.values)
+    refuse_different(folder, learner.method, type(learner.method)(**settings["method"]))
     if learner.network is not None:
-        refuse_values(
+        refuse_different(
             folder,
             networks.options(learner.network, **before["network_options"]),
-            networks.options(learner.network, **filled["network_options"]),
+            networks.options(learner.network, **settings["network_options"]),
         )
-    learner.training = Training(**filled["training"])
+    learner.training = Training(**settings["training"])
 
 
-def refuse_values(folder: Path, there: "Settings", here: "Settings") -> None:
-    """Refuse settings that differ."""
-    for name, value in there.model_dump().items():
-        other = here.model_dump()[name]
-        if other != value:
+def refuse_different(folder: Path, saved: "Settings", given: "Settings") -> None:
+    """Refuse settings that differ from the saved ones."""
+    for name, value in saved.model_dump().items():
+        given_value = given.model_dump()[name]
+        if given_value != value:
             raise UserError(
-                f"'{folder}' was begun with {name}={value}, not {other}: only settings of training "
-                "can change, or give another folder"
+                f"'{folder}' was created with {name}={value}, not {given_value}: change only "
+                "settings of training, or give another folder"
             )
 
 
-def settled(
+def merge_settings(
     network: str | None,
     kind: "type[Settings]",
     before: dict[str, dict[str, Any]],
     values: dict[str, Any],
 ) -> dict[str, dict[str, Any]]:
-    """Return the settings of method, training and network: given values over those before."""
+    """Return the settings of method, training and network: given values override earlier ones."""
     from classgrad import networks
     from classgrad.errors import unknown
     from classgrad.runs.spec import assign_values
@@ -186,19 +192,19 @@ def settled(
         if network not in networks.NETWORKS:
             raise unknown("network", network, networks.NETWORKS)
         parts["network_options"] = networks.NETWORKS[network].Options
-    filled = {part: before.get(part, {}) for part in parts}
-    return assign_values(parts, filled, values, network or "a model of your own")
+    settings = {part: before.get(part, {}) for part in parts}
+    return assign_values(parts, settings, values, network or "a model of your own")
 
 
-def made(model: str, seed: int) -> "nn.Module":
-    """Call a function or class, given as "package.module:name", for a network of one's own."""
+def make_model(model: str, seed: int) -> "nn.Module":
+    """Make a user's own trunk by calling a function or class, given as "package.module:name"."""
     import torch
     from torch import nn
 
     from classgrad.networks.network import global_chance_kept
 
-    home, colon, name = model.partition(":")
-    if not (home and colon and name):
+    module_name, colon, name = model.partition(":")
+    if not (module_name and colon and name):
         raise UserError(
             f"--model takes package.module:name, for example mine:trunk (got {model!r})"
         )
@@ -206,17 +212,17 @@ def made(model: str, seed: int) -> "nn.Module":
         sys.path.insert(0, os.getcwd())
     try:
         with global_chance_kept():
-            torch.manual_seed(seed)  # what draws the weights is not known
-            found = getattr(importlib.import_module(home), name)()
+            torch.manual_seed(seed)  # the user's code may draw from the global generator
+            trunk = getattr(importlib.import_module(module_name), name)()
     except UserError:
         raise
-    except Exception as error:  # it is the user's code that runs
+    except Exception as error:  # the user's code can raise anything
         reason = shown(" ".join(str(error).split()))
         raise UserError(
             f"--model '{model}' cannot be made: {type(error).__name__}: {reason}"
         ) from None
-    if not isinstance(found, nn.Module):
+    if not isinstance(trunk, nn.Module):
         raise UserError(
-            f"--model '{model}' makes a {type(found).__name__}: it has to make a module of PyTorch"
+            f"--model '{model}' makes a {type(trunk).__name__}: it has to make a torch.nn.Module"
         )
-    return found
+    return trunk

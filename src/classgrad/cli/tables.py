@@ -1,4 +1,4 @@
-"""Everything there is to choose from, in words: the tables, and the settings of their entries."""
+"""Tables of methods, benchmarks, networks, recipes and experiments, and settings of the entries."""
 
 import json
 
@@ -13,8 +13,8 @@ from classgrad.settings import Settings
 from classgrad.training.config import Training
 
 
-def everything() -> dict[str, dict[str, str]]:
-    """Return each table with one line per entry."""
+def all_tables() -> dict[str, dict[str, str]]:
+    """Return each table by its title, with a summary of each entry by name."""
     return {
         "methods": {name: method.summary for name, method in METHODS.items()},
         "benchmarks": {
@@ -28,21 +28,21 @@ def everything() -> dict[str, dict[str, str]]:
 
 
 def settings_of(name: str) -> dict[str, str]:
-    """Return what can be set on an entry of a table, or on training, with the defaults.
+    """Return the settings of an entry, or of training, with their descriptions and defaults.
 
     >>> settings_of("cgp")["similarity (eta)"]
     'cosine above which classes share a group (η); 1: never (default 0.7)'
     """
-    owners: dict[str, type[Settings]] = {
+    settings_classes: dict[str, type[Settings]] = {
         "training": Training,
         **METHODS,
         **{key: benchmark.Options for key, benchmark in BENCHMARKS.items()},
         "folder": FolderOptions,
         **{key: network.Options for key, network in NETWORKS.items()},
     }
-    if name not in owners:
-        raise unknown("method, benchmark or network", name, owners)
-    settings = owners[name]
+    if name not in settings_classes:
+        raise unknown("method, benchmark or network", name, settings_classes)
+    settings = settings_classes[name]
     aliases = {name: alias for alias, name in settings.aliases.items()}
     return {
         f"{name} ({aliases[name]})" if name in aliases else name: (

@@ -1,4 +1,4 @@
-"""What the words of a command line ask for: seeds, settings, and a plan for each method."""
+"""Options that several commands share, and parsers of seeds, settings and grids."""
 
 import json
 from pathlib import Path
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 
 Methods = Annotated[
-    str, typer.Option("--method", "-m", help="A method, several with commas, or all.")
+    str, typer.Option("--method", "-m", help="Methods separated by commas, or all.")
 ]
-NetworkName = Annotated[str | None, typer.Option(help="A network; by default the recipe's choice.")]
+NetworkName = Annotated[str | None, typer.Option(help="A network; by default that of the recipe.")]
 Recipe = Annotated[str, typer.Option(help="A recipe by name, or a .toml file.")]
 DataDir = Annotated[
     Path | None, typer.Option(envvar="CLASSGRAD_DATA", help="Folder of the datasets.")
 ]
 Device = Annotated[
-    str, typer.Option(help="Where to compute: cpu, cuda (or one of several, cuda:1), mps.")
+    str, typer.Option(help="Device to compute on: cpu, cuda (or a certain GPU, cuda:1), mps.")
 ]
 SaveMinutes = Annotated[
-    float, typer.Option(min=0, help="Save the state after so many minutes within a task.")
+    float, typer.Option(min=0, help="Minutes between checkpoints within a task.")
 ]
 SaveSteps = Annotated[
-    int | None, typer.Option(min=1, help="Save the state after so many steps, too.")
+    int | None, typer.Option(min=1, help="Also save a checkpoint after this many steps.")
 ]
 
 
@@ -39,52 +39,54 @@ def make_plans(
     seed: int,
     values: dict[str, Any],
 ) -> "list[Plan]":
-    """Return a plan for each method; a value goes to the methods that have such a setting."""
+    """Return a plan for each method; a value is passed to the methods that have the setting."""
     from classgrad.methods import METHODS
-    from classgrad.methods import kind as find
+    from classgrad.methods import kind as method_class
     from classgrad.runs.spec import make_plan
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if "all" in names:
         names = list(METHODS)
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise UserError(f"--method names '{twice[0]}' twice")
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        raise UserError(f"--method names '{repeated[0]}' twice")
     if not names:
         raise UserError("--method names no method: see 'classgrad list'")
-    kinds = [find(name) for name in names]
+    kinds = [method_class(name) for name in names]
     plans = []
     for name, kind in zip(names, kinds, strict=True):
         # With several methods, a setting that only another one has is not for this one.
         others = [other for other in kinds if other is not kind]
-        own = {
+        method_values = {
             key: value
             for key, value in values.items()
             if kind.accepts(key) or not any(other.accepts(key) for other in others)
         }
         plans.append(
-            make_plan(benchmark, name, network=network, recipe=recipe, seed=seed, values=own)
+            make_plan(
+                benchmark, name, network=network, recipe=recipe, seed=seed, values=method_values
+            )
         )
     return plans
 
 
 def parse_seeds(text: str, option: str = "--seed") -> list[int]:
-    """Read one seed or several.
+    """Parse seeds separated by commas.
 
     >>> parse_seeds("1,2, 3")
     [1, 2, 3]
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isascii() and word.isdigit() for word in words):
-        raise UserError(f"{option} takes whole numbers from 0 on, for example 1,2,3 (got {text!r})")
+        raise UserError(f"{option} takes whole numbers from 0, for example 1,2,3 (got {text!r})")
     seeds = [int(word) for word in words]
     if len(set(seeds)) < len(seeds):
-        raise UserError(f"{option} names one seed twice (got {text!r})")
+        raise UserError(f"{option} names a seed twice (got {text!r})")
     return seeds
 
 
 def parse_settings(given: list[str]) -> dict[str, Any]:
-    """Read NAME=VALUE pairs; a value is JSON where it can be, else the text itself.
+    """Parse NAME=VALUE pairs; a value is JSON if it parses as such, else a string.
 
     >>> parse_settings(["eta=0.8", "rule=joint", "correct_only=false"])
     {'eta': 0.8, 'rule': 'joint', 'correct_only': False}
@@ -101,7 +103,7 @@ def parse_settings(given: list[str]) -> dict[str, Any]:
 
 
 def parse_grid(given: list[str]) -> dict[str, list[Any]]:
-    """Read NAME=VALUE,VALUE,... pairs; values that hold commas are given as a JSON list.
+    """Parse NAME=VALUE,VALUE,... pairs; values that contain commas are given as a JSON list.
 
     >>> parse_grid(["eta=0.5,0.7", 'energy=[{"*": 0.9}, 0.95]'])
     {'eta': [0.5, 0.7], 'energy': [{'*': 0.9}, 0.95]}
@@ -115,20 +117,20 @@ def parse_grid(given: list[str]) -> dict[str, list[Any]]:
             )
         if name in grid:
             raise UserError(f"--over gives '{name}' twice: give all its values at once")
-        whole = parse_value(text)
+        parsed = parse_value(text)
         words = [word.strip() for word in text.split(",") if word.strip()]
-        values = whole if isinstance(whole, list) else [parse_value(word) for word in words]
+        values = parsed if isinstance(parsed, list) else [parse_value(word) for word in words]
         if not values:
-            raise UserError(f"--over gives '{name}' no value, for example eta=0.5,0.7")
-        twice = [value for value in values if values.count(value) > 1]
-        if twice:
-            raise UserError(f"--over gives '{name}' the value {shown(repr(twice[0]))} twice")
+            raise UserError(f"--over gives '{name}' no value: give some, for example eta=0.5,0.7")
+        repeated = [value for value in values if values.count(value) > 1]
+        if repeated:
+            raise UserError(f"--over gives '{name}' the value {shown(repr(repeated[0]))} twice")
         grid[name] = values
     return grid
 
 
 def parse_value(text: str) -> Any:
-    """Read a value: JSON where it can be, else the text itself."""
+    """Parse a value: JSON if it parses as such, else a string."""
     try:
         return json.loads(text)
     except ValueError:

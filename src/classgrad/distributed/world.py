@@ -245,8 +245,9 @@ class World:
             if not any(words in str(error).lower() for words in PROCESS_LOST):
                 raise
             raise UserError(
-                "another process of this run has ended: the same command goes on from what was "
-                f"saved last ({shown(error)})"
+                f"another process of this run has ended ({shown(error)}): resume from what was "
+                "saved last",
+                hint="resume",
             ) from None
 
 

@@ -1,4 +1,4 @@
-"""Experiments: the runs behind a table or figure of a paper, carried out several at once."""
+"""Experiments: the runs behind a table or figure of a paper, run in parallel."""
 
 from classgrad.experiments.spec import Experiment, Line, Published, load, load_many, names
 

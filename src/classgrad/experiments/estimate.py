@@ -1,4 +1,4 @@
-"""Before the first run: whether every plan fits its data, and about how long it will take."""
+"""Before the first run: check every plan against its data, and estimate how long it will take."""
 
 import copy
 import json
@@ -20,78 +20,78 @@ from classgrad.runs.run import load_stream
 from classgrad.runs.spec import Plan
 from classgrad.tasks import Task, TaskStream
 
-WARM_UP = 2  # steps before those that count
-TIMED = 1.0  # seconds of steps for each kind of network and batch
-START = 3.0  # seconds that a process takes before it learns: to import torch, to load the data
+WARM_UP = 2  # steps that are not timed
+TIMED_SECONDS = 1.0  # of steps for each kind of network and batch
+START_SECONDS = 3.0  # that a process takes to import torch and load the data
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a stream is like: training images in all, shape of an input, first and last task."""
+class StreamSummary:
+    """What an estimate needs of a stream, so that the stream itself need not be kept."""
 
-    images: int
+    images: int  # for training, of all tasks
     input_shape: tuple[int, ...]
     classes: int  # of the first task
     last: Task
 
 
 class Workload:
-    """What runs need: each stream is loaded once, whatever the seed, and let go again.
+    """Streams and networks of runs, each made once: seeds do not matter for checks and estimates.
 
-    Each kind of network is built once.
+    Only summaries of streams are kept.
     """
 
     def __init__(self, data_dir: Path | None = None) -> None:
         self.data_dir = data_dir
-        self._facts: dict[str, Facts] = {}
+        self._summaries: dict[str, StreamSummary] = {}
         self._networks: dict[str, Network] = {}
 
     def check(self, jobs: Iterable[Job]) -> None:
-        """Raise a `UserError` for the first job whose data are not there or do not suit it."""
+        """Raise a `UserError` for the first job whose data are missing or do not fit it."""
         streams: dict[str, list[Plan]] = {}
         for job in jobs:
             streams.setdefault(stream_key(job.plan), []).append(job.plan)
         for plans in streams.values():
             stream = self._load(plans[0])
             for plan in plans:
-                if plan.seed == plans[0].seed:  # what others differ in cannot be wrong
+                if plan.seed == plans[0].seed:  # another seed cannot make a plan invalid
                     plan.method.replace().wrap(self.network(plan), stream, plan.seed)
 
-    def facts(self, plan: Plan) -> Facts:
-        """Return what the stream of a plan is like."""
-        if stream_key(plan) not in self._facts:
+    def summary(self, plan: Plan) -> StreamSummary:
+        """Return the summary of the stream of a plan."""
+        if stream_key(plan) not in self._summaries:
             self._load(plan)
-        return self._facts[stream_key(plan)]
+        return self._summaries[stream_key(plan)]
 
     def network(self, plan: Plan) -> Network:
         """Return a copy of the network of a plan, with a head for the first task."""
-        facts, options = self.facts(plan), plan.network_options.model_dump()
-        key = repr((plan.network, options, facts.input_shape))
+        summary, options = self.summary(plan), plan.network_options.model_dump()
+        key = repr((plan.network, options, summary.input_shape))
         if key not in self._networks:
             self._networks[key] = networks.build(
-                plan.network, facts.input_shape, plan.seed, **options
+                plan.network, summary.input_shape, plan.seed, **options
             )
         net = copy.deepcopy(self._networks[key])
-        net.add_task(facts.classes)
+        net.add_task(summary.classes)
         return net
 
     def _load(self, plan: Plan) -> TaskStream:
         stream = load_stream(plan, self.data_dir)
         images = sum(len(task.train) for task in stream)
-        facts = Facts(images, stream.input_shape, stream[0].classes, stream[-1])
-        self._facts[stream_key(plan)] = facts
+        summary = StreamSummary(images, stream.input_shape, stream[0].classes, stream[-1])
+        self._summaries[stream_key(plan)] = summary
         return stream
 
 
 def stream_key(plan: Plan) -> str:
-    """Return what streams that differ in the seed only have in common."""
+    """Return a key that is the same for streams that differ only in their seed."""
     return json.dumps([plan.benchmark, plan.benchmark_options], sort_keys=True)
 
 
 class Estimate:
-    """Estimates of runs on this machine, from records and, where there are none, from steps.
+    """Estimates of run times on this machine, from records or, where there are none, timed steps.
 
-    The steps are taken with so many `threads`.
+    The steps are timed with `threads` threads.
     """
 
     def __init__(
@@ -102,11 +102,10 @@ class Estimate:
         self._steps: dict[str, float] = {}
 
     def of_job(self, job: Job) -> float:
-        """Return the seconds a job will take, from where it is."""
+        """Return the seconds the rest of a job will take."""
         record = job.record()
-        begun = record if record and record.tasks else None  # one without tasks tells nothing
-        learnt = len(begun.accuracy_matrix) / len(begun.tasks) if begun else 0.0
-        return START + (1 - learnt) * self.of_plan(job.plan)
+        learnt = len(record.accuracy_matrix) / len(record.tasks) if record and record.tasks else 0.0
+        return START_SECONDS + (1 - learnt) * self.of_plan(job.plan)
 
     def of_plan(self, plan: Plan) -> float:
         """Return the seconds a whole run will take."""
@@ -117,31 +116,31 @@ class Estimate:
         return self.work(plan) * self.step(plan) / plan.training.batch_size
 
     def nearest(self, plan: Plan) -> tuple[RunRecord, Plan] | None:
-        """Return the finished run of the network on the benchmark that is most like a plan."""
+        """Return the finished run that is most like a plan, of its benchmark and network."""
 
         def likeness(known: tuple[RunRecord, Plan]) -> tuple[bool, bool]:
             other = known[1]
-            same = other.method.name == plan.method.name
-            return same, other.benchmark_options == plan.benchmark_options
+            same_method = other.method.name == plan.method.name
+            return same_method, other.benchmark_options == plan.benchmark_options
 
-        alike = [
+        candidates = [
             known
             for known in self._known
             if (known[1].benchmark, known[1].network) == (plan.benchmark, plan.network)
         ]
-        return max(alike, key=likeness, default=None)
+        return max(candidates, key=likeness, default=None)
 
     def work(self, plan: Plan) -> float:
-        """Return how many images a run trains on, each as often as it does."""
-        facts = self.workload.facts(plan)
-        rounds = plan.method.rounds(facts.last)
+        """Return the number of images a run trains on, counted once for each time."""
+        summary = self.workload.summary(plan)
+        rounds = plan.method.rounds(summary.last)
         epochs = getattr(plan.method, "child_epochs", plan.training.epochs)  # RCL's, in each round
         copies = 2 if getattr(plan.method, "contrast", 0) > 0 else 1
-        return float(facts.images * rounds * epochs * copies)
+        return float(summary.images * rounds * epochs * copies)
 
     def step(self, plan: Plan) -> float:
         """Return the seconds a plain training step takes."""
-        shape = self.workload.facts(plan).input_shape
+        shape = self.workload.summary(plan).input_shape
         key = repr((plan.network, plan.network_options, shape, plan.training.batch_size))
         if key not in self._steps:
             before = torch.get_num_threads()
@@ -153,17 +152,17 @@ class Estimate:
         return self._steps[key]
 
 
-def in_all(seconds: Sequence[float], count: int) -> float:
-    """Return how long jobs take together, so many at once.
+def total_seconds(seconds: Sequence[float], count: int) -> float:
+    """Return how long jobs take together, with `count` of them in parallel.
 
-    >>> in_all([4, 2, 2], count=2), in_all([9, 2, 2], count=2)
+    >>> total_seconds([4, 2, 2], count=2), total_seconds([9, 2, 2], count=2)
     (4.0, 9)
     """
     return max(sum(seconds) / count, max(seconds, default=0.0))
 
 
 def timed_step(plan: Plan, net: Network, shape: tuple[int, ...]) -> float:
-    """Take some plain steps on random images; return the seconds of one."""
+    """Time some plain training steps on random images; return the median seconds of a step."""
     rng = seeds.generator(plan.seed, "estimate")
     net.set_generator(rng)
     net.train()
@@ -171,7 +170,7 @@ def timed_step(plan: Plan, net: Network, shape: tuple[int, ...]) -> float:
     labels = torch.zeros(plan.training.batch_size, dtype=torch.long)
     optimizer = plan.training.optimizer_for(list(net.parameters()))
     taken: list[float] = []
-    while len(taken) <= WARM_UP or sum(taken) < TIMED:
+    while len(taken) <= WARM_UP or sum(taken) < TIMED_SECONDS:
         began = time.perf_counter()
         optimizer.zero_grad()
         functional.cross_entropy(net(images, 0), labels).backward()
@@ -181,21 +180,21 @@ def timed_step(plan: Plan, net: Network, shape: tuple[int, ...]) -> float:
 
 
 def finished_records(out: Path, device: str = "cpu") -> list[RunRecord]:
-    """Return the complete records of a folder's runs, by one process on this kind of device."""
+    """Return the complete records in a folder that one process made on this type of device."""
     records = []
     for path in sorted(out.glob(f"*/{FILE_NAME}")):
         try:
             record = RunRecord.load(path)
-        except UserError:  # it is of no use for an estimate
+        except UserError:  # an unreadable record is of no use for an estimate
             continue
-        alike = record.device.partition(":")[0] == device.partition(":")[0]
-        if record.complete and alike and record.processes == 1:
+        same_device = record.device.partition(":")[0] == device.partition(":")[0]
+        if record.complete and same_device and record.processes == 1:
             records.append(record)
     return records
 
 
 def plan_of(record: RunRecord) -> Plan | None:
-    """Return the plan of a record, if it is one of this version."""
+    """Return the plan of a record, or None if this version cannot read it."""
     try:
         return Plan.from_dict(record.model_dump())
     except (UserError, KeyError):

@@ -1,4 +1,4 @@
-"""Which runs there are to do, and how far each of them is: nothing here runs them."""
+"""Jobs: the runs that experiments need, and the progress of each. Executors run them."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,15 +14,15 @@ from classgrad.runs.spec import Plan
 
 CRASH_FILE = "crash.txt"  # the trace of a crash, in the folder of a run
 
-State = Literal["done", "cut", "missing"]  # before it is run
-Progress = Literal["waiting", "running", "done", "failed", "busy", "stopped"]  # while it is
+State = Literal["done", "cut", "missing"]  # on disk, before a pool runs it
+Progress = Literal["waiting", "running", "done", "failed", "busy", "stopped"]  # in a pool
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run, its folder, and the lines of tables it is for; `url` is where its files are, if any.
+    """A run, its folder, and the labels of the lines it is for.
 
-    With a URL the folder has no more than its record.
+    With a `url` its files are there, and the folder has only a copy of its record.
     """
 
     plan: Plan
@@ -32,27 +32,27 @@ class Job:
 
     @property
     def label(self) -> str:
-        """The first line it is for, and how many others share it."""
+        """The first of its labels, and the number of others."""
         more = len(self.labels) - 1
         return f"{self.labels[0]} (+{more})" if more else self.labels[0]
 
     @property
     def title(self) -> str:
-        """What tells it from other jobs, in a sentence."""
+        """Its label and seed, which tell it from other jobs."""
         return f"{self.label}, seed {self.plan.seed}"
 
     def record(self) -> RunRecord | None:
-        """Return the record in the folder, if it is one of this run; it may not be complete."""
+        """Return the record in the folder, complete or not, if it belongs to this run."""
         if not (self.folder / FILE_NAME).is_file():
             return None
         try:
             record = RunRecord.load(self.folder)
-        except UserError:  # the run itself says what is wrong with it
+        except UserError:  # the run itself will report what is wrong with it
             return None
         return record if self.plan.describes(record.settings()) else None
 
     def state(self) -> State:
-        """Tell what there is to do: nothing, to resume it, or all of it."""
+        """Return whether it is done, was cut short and can be resumed, or has not begun."""
         record = self.record()
         if record is not None and record.complete:
             return "done"
@@ -61,11 +61,11 @@ class Job:
 
 @dataclass
 class Status:
-    """How far a job is, by the messages of the process that runs it.
+    """The progress of a job, from the messages of the process that runs it.
 
-    A message is a JSON object. While the run goes on: `task`, `tasks`, `done` (a share of the
-    whole), and `accuracy` and `transfer` of the tasks learnt so far; `tell`, a line for the user.
-    The last one has `end`, which is `done`, `failed`, `busy` or `stopped`, and `why`.
+    A message is a JSON object. During the run it has `task`, `tasks`, `done` (a share of the
+    whole), and `accuracy` and `transfer` of the tasks learnt so far; or `tell`, a line for the
+    user. The last message has `end`, which is `done`, `failed`, `busy` or `stopped`, and `why`.
     """
 
     job: Job
@@ -75,24 +75,24 @@ class Status:
     done: float = 0.0  # share of the whole run
     accuracy: float | None = None
     transfer: float | None = None
-    why: str = ""  # it failed
-    crash: bool = False  # it failed by a fault of the program
-    starts: int = 0  # of its process
+    why: str = ""  # the reason, if it failed
+    crash: bool = False  # whether it failed because of a bug
+    starts: int = 0  # times its process was started
     began: float | None = None
     ended: float | None = None
-    done_before: float | None = None  # share that was done when it began
+    done_before: float | None = None  # share that was already done when it began
 
     def begin(self) -> None:
-        """Start to count the time."""
+        """Mark it as running, and start its clock."""
         self.state, self.began, self.done_before = "running", time.monotonic(), None
 
     def end(self, state: Progress, why: str = "", *, crash: bool = False) -> None:
-        """Note how it ended."""
+        """Mark it as ended in a certain state."""
         self.state, self.why, self.crash = state, why, crash
         self.ended = time.monotonic()
 
-    def hear(self, message: Mapping[str, Any]) -> None:
-        """Note what a message says."""
+    def update(self, message: Mapping[str, Any]) -> None:
+        """Take over the values of a message."""
         for name in ("task", "tasks", "done", "accuracy", "transfer"):
             if name in message:
                 setattr(self, name, message[name])
@@ -103,27 +103,27 @@ class Status:
 
     @property
     def seconds(self) -> float:
-        """Time since it began."""
+        """Seconds since it began, or that it took."""
         return 0.0 if self.began is None else (self.ended or time.monotonic()) - self.began
 
     @property
     def left(self) -> float | None:
-        """Time it will still take, if that can be told."""
+        """Estimated seconds until it ends; None while there is too little to go by."""
         if self.state != "running" or self.done_before is None:
             return None
-        since = self.done - self.done_before
-        return None if since < 0.01 else self.seconds * (1 - self.done) / since
+        done_since = self.done - self.done_before
+        return None if done_since < 0.01 else self.seconds * (1 - self.done) / done_since
 
 
-def of_experiments(
+def jobs_of_experiments(
     experiments: Sequence[Experiment], recipe: str, seeds: Iterable[int], out: Path
 ) -> list[Job]:
-    """Return the runs of some experiments, each once however many lines it is for.
+    """Return the jobs of some experiments, each once even if several lines need it.
 
-    All lines come with the first seed, then all with the next: tables are full early.
+    All lines come with the first seed, then all with the next, so that tables fill up early.
     """
     several = len(experiments) > 1
-    return of_plans(
+    return jobs_of_plans(
         (
             (f"{experiment.name}: {label}" if several else label, plan)
             for seed in seeds
@@ -134,8 +134,8 @@ def of_experiments(
     )
 
 
-def of_plans(labelled: Iterable[tuple[str, Plan]], out: Path) -> list[Job]:
-    """Return a job for each different plan, with all labels it has."""
+def jobs_of_plans(labelled: Iterable[tuple[str, Plan]], out: Path) -> list[Job]:
+    """Return a job for each distinct plan, with all its labels."""
     plans: dict[Path, Plan] = {}
     labels: dict[Path, dict[str, None]] = {}
     for label, plan in labelled:

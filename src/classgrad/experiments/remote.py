@@ -1,8 +1,8 @@
-"""Results at a URL: a run works in a folder of its machine, which is copied there at every save.
+"""Results at a URL: a run works in a local folder, which is copied to the URL at every save.
 
-A checkpoint counts there if it has a manifest. That is the last file of one to be copied and the
-first to be removed, and old ones are removed after the new one is there. So whenever copying is cut
-short, there is a state to resume from on any other machine.
+A checkpoint at the URL is complete if it has a manifest. The manifest is the last file of a
+checkpoint to be copied and the first to be removed, and old checkpoints are removed after the new
+one is complete. So whenever copying is cut short, any other machine can resume the run.
 """
 
 import re
@@ -20,9 +20,8 @@ from classgrad.errors import UserError, shown
 from classgrad.experiments.jobs import CRASH_FILE, Job
 from classgrad.runs.record import FILE_NAME
 
-# What there is of a run. Whatever else is there is not touched, and not copied to a machine, as its
-# name may lead anywhere.
-KNOWN = re.compile(
+# Other files at the URL are neither changed nor copied: their names may lead out of the folder.
+FILES_OF_A_RUN = re.compile(
     rf"{FILE_NAME}|{CRASH_FILE}|{FOLDER}/[0-9]+/({STATE}|{TENSORS}|{MANIFEST})".replace(".", r"\.")
 )
 
@@ -32,64 +31,64 @@ class Remote:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        with self.one_line_errors("used"):
+        with self.user_errors("used"):
             import fsspec
 
             self.files, self.root = fsspec.core.url_to_fs(url)
 
     def fetch(self, folder: Path) -> None:
-        """Copy the record and all complete checkpoints to a folder."""
-        with self.one_line_errors("read"):
+        """Download the record and all complete checkpoints to a folder."""
+        with self.user_errors("read"):
             names = self.names()
             for name in names:
-                if name == FILE_NAME or parent(name) in complete(names):
+                if name == FILE_NAME or parent(name) in complete_checkpoints(names):
                     self._get(name, folder)
 
     def fetch_record(self, folder: Path) -> None:
-        """Copy the record to a folder, and make one for checkpoints if there are any."""
-        with self.one_line_errors("read"):
+        """Download the record to a folder, and make a checkpoint folder if there are any."""
+        with self.user_errors("read"):
             names = self.names()
             if FILE_NAME in names:
                 self._get(FILE_NAME, folder)
-            if complete(names):
+            if complete_checkpoints(names):
                 (folder / FOLDER).mkdir(parents=True, exist_ok=True)
 
     def push(self, folder: Path) -> None:
-        """Copy the record and all checkpoints of a folder, and remove what is gone from it."""
+        """Upload the record and all checkpoints of a folder, and remove what it no longer has."""
         paths = [path for path in (folder / FOLDER).glob("[0-9]*/*") if path.is_file()]
-        here = [path.relative_to(folder).as_posix() for path in paths]
+        local = [path.relative_to(folder).as_posix() for path in paths]
         if (folder / FILE_NAME).is_file():
-            here.append(FILE_NAME)
-        with self.one_line_errors("written"):
-            there = self.names()
-            done = complete(there)
-            new = [name for name in here if parent(name) not in done]
+            local.append(FILE_NAME)
+        with self.user_errors("written"):
+            remote = self.names()
+            uploaded = complete_checkpoints(remote)
+            new = [name for name in local if parent(name) not in uploaded]
             for name in sorted(new, key=is_manifest):
                 self.put(folder / name, name)
-            old = set(there) - set(here)
-            for name in sorted(old, key=is_manifest, reverse=True):
+            outdated = set(remote) - set(local)
+            for name in sorted(outdated, key=is_manifest, reverse=True):
                 self.files.rm_file(f"{self.root}/{name}")
 
     def put(self, path: Path, name: str) -> None:
-        """Copy one file."""
-        with self.one_line_errors("written"):
-            place = f"{self.root}/{name}"
-            self.files.makedirs(parent(place), exist_ok=True)
-            self.files.put_file(str(path), place)
+        """Upload a file under a name."""
+        with self.user_errors("written"):
+            target = f"{self.root}/{name}"
+            self.files.makedirs(parent(target), exist_ok=True)
+            self.files.put_file(str(path), target)
 
     def names(self) -> list[str]:
         """Return the names of all files of the run."""
         self.files.invalidate_cache()
         names = [path[len(self.root) :].lstrip("/") for path in self.files.find(self.root)]
-        return [name for name in names if KNOWN.fullmatch(name)]
+        return [name for name in names if FILES_OF_A_RUN.fullmatch(name)]
 
     def _get(self, name: str, folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         self.files.get_file(f"{self.root}/{name}", str(folder / name))
 
     @contextmanager
-    def one_line_errors(self, what: str) -> Iterator[None]:
-        """Turn errors into one line: every kind of storage has its own."""
+    def user_errors(self, what: str) -> Iterator[None]:
+        """Turn every error into a `UserError`: each type of storage has its own exceptions."""
         try:
             yield
         except UserError:
@@ -105,39 +104,39 @@ class Remote:
 
 
 def parent(name: str) -> str:
-    """Return the folder of a file; "." if it is in none."""
+    """Return the folder part of a name, "." if it has none."""
     return str(PurePosixPath(name).parent)
 
 
 def is_manifest(name: str) -> bool:
-    """Tell whether a file is what makes a checkpoint count."""
+    """Tell whether a file is the manifest of a checkpoint."""
     return PurePosixPath(name).name == MANIFEST
 
 
-def complete(names: Sequence[str]) -> set[str]:
-    """Return the checkpoints that count.
+def complete_checkpoints(names: Sequence[str]) -> set[str]:
+    """Return the folders of checkpoints that have a manifest.
 
-    >>> complete(["record.json", "checkpoints/01/manifest.json", "checkpoints/02/state.json"])
+    >>> complete_checkpoints(["checkpoints/01/manifest.json", "checkpoints/02/state.json"])
     {'checkpoints/01'}
     """
     return {parent(name) for name in names if is_manifest(name)}
 
 
-class CopyingCheckpoints(CheckpointManager):
-    """Saves the checkpoints of a run, and copies them to a URL."""
+class RemoteCheckpointManager(CheckpointManager):
+    """Saves the checkpoints of a run, and uploads them to a URL."""
 
     def __init__(self, folder: Path, remote: Remote, *, minutes: float) -> None:
         super().__init__(folder, minutes=minutes)
         self.folder, self.remote = folder, remote
 
     def save(self, state: dict[str, Any]) -> None:
-        """Save and copy a state; then stop, if that was asked for."""
+        """Save and upload a state; then stop, if that was requested."""
         with self.deferred_signals():
             super().save(state)
             self.remote.push(self.folder)
 
     def clear(self) -> None:
-        """Remove all checkpoints, there after the record was copied."""
+        """Remove all checkpoints; at the URL, after the record has been uploaded."""
         super().clear()
         self.remote.push(self.folder)
 
@@ -146,29 +145,29 @@ class CopyingCheckpoints(CheckpointManager):
 def checkpoints_at(
     folder: Path, url: str | None, *, minutes: float
 ) -> Iterator[tuple[Path, CheckpointManager]]:
-    """Yield the folder a run works in, and what saves its state.
+    """Yield the folder a run works in, and its checkpoint manager.
 
-    With a URL that is a folder of this machine alone, in which there is what is at the URL.
+    With a URL that is a temporary folder, with a copy of what is at the URL.
     """
     if url is None:
         yield folder, CheckpointManager(folder, minutes=minutes)
         return
     remote = Remote(url)
-    with tempfile.TemporaryDirectory(prefix="classgrad-") as place:
-        folder = Path(place) / PurePosixPath(url).name
+    with tempfile.TemporaryDirectory(prefix="classgrad-") as temporary:
+        folder = Path(temporary) / PurePosixPath(url).name
         remote.fetch(folder)
-        yield folder, CopyingCheckpoints(folder, remote, minutes=minutes)
+        yield folder, RemoteCheckpointManager(folder, remote, minutes=minutes)
 
 
 @dataclass(frozen=True)
 class Results:
-    """Where the results of jobs are: a folder; or a URL, and a folder for what is known of it."""
+    """Where the results of jobs are: a folder, or a URL and a temporary folder for its records."""
 
     folder: Path
     url: str | None = None
 
     def look_up(self, jobs: Sequence[Job]) -> list[Job]:
-        """Return jobs that know where they are, with their records in their folders."""
+        """Return the jobs with their URLs, if any, and download their records."""
         if self.url is None:
             return list(jobs)
         located = []

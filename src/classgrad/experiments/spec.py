@@ -1,4 +1,4 @@
-"""Experiments: the runs behind a table or figure of a paper, with the paper's figures beside."""
+"""Experiments: the runs behind a table or figure of a paper, with the published figures."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,7 +15,7 @@ Unit = Literal["per cent", "fraction"]
 
 
 class Published(BaseModel):
-    """What a paper prints of one run: accuracy and capacity in per cent, transfer in its unit."""
+    """Published figures of a run: accuracy and capacity in per cent, transfer in its unit."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -35,7 +35,7 @@ class Published(BaseModel):
 class Line(BaseModel):
     """One line of a table: a method with its settings, on the experiment's benchmark.
 
-    `recipes` has values for some recipes only, which go before `values`.
+    `recipes` has values for some recipes only, which override `values`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -54,7 +54,7 @@ class Line(BaseModel):
 
 
 class Experiment(BaseModel):
-    """A table or figure: its lines, and how near a figure must come to count as repeated."""
+    """A table or figure: its lines, and the tolerance within which a figure counts as repeated."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -69,9 +69,9 @@ class Experiment(BaseModel):
     @model_validator(mode="after")
     def _labels_differ(self) -> "Experiment":
         labels = [line.label for line in self.lines]
-        twice = [label for label in labels if labels.count(label) > 1]
-        if twice:
-            raise ValueError(f"two lines have the label '{twice[0]}'")
+        repeated = [label for label in labels if labels.count(label) > 1]
+        if repeated:
+            raise ValueError(f"two lines have the label '{repeated[0]}'")
         return self
 
     def plans(self, recipe: str, seeds: Iterable[int]) -> dict[str, list[Plan]]:
@@ -85,18 +85,18 @@ class Experiment(BaseModel):
     def records(self, records: Iterable[RunRecord], recipe: str) -> dict[str, list[RunRecord]]:
         """Return the records of every line by its label, whatever their seeds; [] for none."""
         records = list(records)
-        wanted = {line.label: line.plan(self.benchmark, recipe, 0) for line in self.lines}
+        plans = {line.label: line.plan(self.benchmark, recipe, 0) for line in self.lines}
         return {
             label: [
                 record
                 for record in records
                 if replace(plan, seed=record.seed).describes(record.settings())
             ]
-            for label, plan in wanted.items()
+            for label, plan in plans.items()
         }
 
     def repeated(self, measured: float | None, published: float | None) -> bool | None:
-        """Tell whether a figure comes near enough; None where one of both is not there.
+        """Tell whether a measured figure is within tolerance; None if either is missing.
 
         >>> load("cifar100").repeated(74.0, 74.26)
         True
@@ -121,8 +121,8 @@ def load(name: str) -> Experiment:
 
 
 def load_many(name: str) -> list[Experiment]:
-    """Return the experiments a name asks for: `all`, one, or several with commas."""
-    words = [word.strip() for word in name.split(",") if word.strip()]
-    if not words:
+    """Return the experiments that a name stands for: `all`, or several separated by commas."""
+    given = [word.strip() for word in name.split(",") if word.strip()]
+    if not given:
         raise UserError("no experiment is named: give one of " + ", ".join(names()) + ", or all")
-    return [load(word) for word in (names() if "all" in words else words)]
+    return [load(word) for word in (names() if "all" in given else given)]

@@ -1,1 +1,1 @@
-"""Records for people: tables for the terminal, pages and pictures."""
+"""Reports on runs: tables for the terminal, HTML pages and pictures."""

@@ -1,4 +1,4 @@
-"""A bar that shows how far something is, and how long it will take."""
+"""A progress bar with the time left."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +12,9 @@ Move = Callable[[float, str], None]
 
 @contextmanager
 def bar(console: "Console", title: str, *, transient: bool = False) -> "Iterator[Move]":
-    """Show a bar with the time left; yield what moves it, given the share done and where that is.
+    """Show a progress bar; yield a function that moves it, given the share done and a label.
 
-    A block that ends well leaves the bar full, or nothing if it is `transient`.
+    If the block ends without an error, the bar stays and is full, or vanishes if it is `transient`.
     """
     from rich.progress import (
         BarColumn,
@@ -32,12 +32,12 @@ def bar(console: "Console", title: str, *, transient: bool = False) -> "Iterator
         TextColumn("left"),
         TimeRemainingColumn(),
     ]
-    unseen = transient and not console.is_terminal
-    with Progress(*columns, console=console, transient=transient, disable=unseen) as shown:
-        line = shown.add_task(title, total=1.0, where="")
+    hidden = transient and not console.is_terminal
+    with Progress(*columns, console=console, transient=transient, disable=hidden) as progress:
+        line = progress.add_task(title, total=1.0, where="")
 
         def move(done: float, where: str) -> None:
-            shown.update(line, completed=done, where=where)
+            progress.update(line, completed=done, where=where)
 
         yield move
-        shown.update(line, completed=1.0)
+        progress.update(line, completed=1.0)

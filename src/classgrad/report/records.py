@@ -1,4 +1,4 @@
-"""Records of runs: where they are, which belong together, and what tells them apart."""
+"""Find records of runs, group them by settings, and label them by what differs."""
 
 import json
 import os
@@ -12,16 +12,16 @@ OUTPUTS = {".png", ".svg", ".html", ".md", ".csv"}
 
 
 def without_outputs(paths: Iterable[Path]) -> list[Path]:
-    """Leave out pictures, pages and tables: the shell's runs/* names them too."""
+    """Leave out pictures, pages and tables, which the shell's runs/* includes."""
     return [path for path in paths if path.is_dir() or path.suffix not in OUTPUTS]
 
 
 def record_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the records in folders and in folders below them, each once, and files as they are.
+    """Return the record files in folders and below them, each once; files are returned as given.
 
-    Pictures, pages and tables are passed over.
+    Pictures, pages and tables are ignored.
     """
-    files: dict[Path, Path] = {}  # by where it really is
+    files: dict[Path, Path] = {}  # by resolved path
     for path in without_outputs(paths):
         if path.is_dir():
             files.update((file.resolve(), file) for file in sorted(_files_below(path)))
@@ -31,15 +31,15 @@ def record_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    # Unlike Path.rglob, this passes over folders that a run removes meanwhile.
-    for place, folders, files in os.walk(folder):
+    # Unlike Path.rglob, os.walk ignores folders that a run removes meanwhile.
+    for path, folders, files in os.walk(folder):
         if FILE_NAME in files:
-            folders.clear()  # below it is what the run keeps
-            yield Path(place, FILE_NAME)
+            folders.clear()  # those below are the run's own
+            yield Path(path, FILE_NAME)
 
 
 def grouped(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Put runs that differ in the seed only together, in the order they first appear."""
+    """Group runs that differ only in the seed, in the order of their first records."""
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
         key = key_of(record.benchmark, record.method_name, settings_of(record))
@@ -48,7 +48,7 @@ def grouped(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
 
 
 def key_of(*values: object) -> str:
-    """Return text that is the same for the same values, in whatever order dicts have them.
+    """Return a string that is the same for equal values, whatever the order of keys in dicts.
 
     >>> key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
     True
@@ -57,35 +57,39 @@ def key_of(*values: object) -> str:
 
 
 def settings_of(record: RunRecord) -> dict[str, Any]:
-    """Return all that was set in a run but the seed."""
+    """Return all settings of a run except the seed."""
     parts = (record.method, record.training, record.network_options, record.benchmark_options)
     merged = {name: value for part in parts for name, value in part.items()}
     return {"network": record.network, **merged}
 
 
 def label(record: RunRecord, records: Sequence[RunRecord]) -> str:
-    """Name a run by its method, and by what differs between runs of the method on the stream."""
-    alike = [
+    """Name a run by its method, and by settings in which the method's runs on the stream differ."""
+    comparable = [
         settings_of(other)
         for other in records
         if (other.method_name, other.benchmark) == (record.method_name, record.benchmark)
     ]
-    own = settings_of(record)
-    differ = [f"{name}={own[name]}" for name in differing(own, alike)]
+    settings = settings_of(record)
+    differ = [f"{name}={settings[name]}" for name in differing(settings, comparable)]
     return " ".join([record.method_name, *differ])
 
 
-def differing(own: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of values that some others do not have.
+def differing(settings: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of settings that have another value in some of the others.
 
     >>> differing({"a": 1, "b": 2}, [{"a": 1, "b": 3}])
     ['b']
     """
     others = list(others)
-    return [name for name in own if any(other.get(name) != own[name] for other in others)]
+    return [
+        name
+        for name, value in settings.items()
+        if any(other.get(name) != value for other in others)
+    ]
 
 
 def has_grown(records: Iterable[RunRecord]) -> bool:
-    """Tell whether the network of some run has grown or shrunk."""
+    """Tell whether the network of any run has grown or shrunk."""
     known = [record.capacity for record in records if record.capacity is not None]
     return any(round(capacity) != 100 for capacity in known)

@@ -1,4 +1,4 @@
-"""The page of runs on an address of this machine: made anew whenever a record has changed."""
+"""A local web server of the page of runs, which is made again whenever a record has changed."""
 
 import errno
 import hashlib
@@ -17,49 +17,49 @@ from classgrad.report.page.summary import PublishedLine, refuse_huge
 from classgrad.report.records import label, record_files
 from classgrad.runs.record import RunRecord
 
-HOST = "127.0.0.1"  # nobody on another machine can ask
+HOST = "127.0.0.1"  # not reachable from other machines
 PORT, TRIES = 8123, 20
 NAMES = ("localhost", HOST)
 
 
 class WatchedRuns:
-    """The page of what is in some folders now, made anew only when a record has changed.
+    """The page of the runs in some folders, made again only when a record has changed.
 
-    A folder may come later, and a record may be damaged.
+    Folders need not exist yet, and records may be damaged.
     """
 
     def __init__(self, runs: Sequence[Path], published: Sequence[PublishedLine] = ()) -> None:
         self.runs = list(runs)
         self.published = published
-        self.lock = Lock()  # two tabs that ask at once get the page made once
-        self.made = "", ""
+        self.lock = Lock()  # for two tabs that ask at once the page is made once
+        self.cached = "", ""  # version and page
 
     def files(self) -> list[Path]:
-        """Return the records there are now."""
+        """Return the records that exist now."""
         return [file for file in record_files(self.runs) if file.is_file()]
 
     def version(self) -> str:
-        """Return what changes when a record comes, goes or changes, and when its run ends."""
-        seen = hashlib.sha256()
+        """Return a digest that changes when a record comes, goes or changes, or when a run ends."""
+        digest = hashlib.sha256()
         for file in self.files():
             try:
-                state = file.stat()
-            except OSError:  # it has gone meanwhile
+                status = file.stat()
+            except OSError:  # it was removed meanwhile
                 continue
-            known = str(file), state.st_mtime_ns, state.st_size, in_use(file.parent)
-            seen.update(repr(known).encode())
-        return seen.hexdigest()[:16]
+            state = str(file), status.st_mtime_ns, status.st_size, in_use(file.parent)
+            digest.update(repr(state).encode())
+        return digest.hexdigest()[:16]
 
     def page(self) -> str:
         """Return the page of the records as they are now."""
         with self.lock:
             version = self.version()
-            if self.made[0] != version:
-                self.made = version, self.make(version)
-            return self.made[1]
+            if self.cached[0] != version:
+                self.cached = version, self.make(version)
+            return self.cached[1]
 
     def make(self, version: str) -> str:
-        """Make the page of what can be read, with a note on what cannot."""
+        """Make the page of all readable records, with notes on the others."""
         records, cut_short, notes = [], [], []
         for file in self.files():
             try:
@@ -72,7 +72,7 @@ class WatchedRuns:
         unfinished = [
             f"{label(record, records)} on {record.benchmark}, seed {record.seed}: "
             f"{len(record.accuracy_matrix)} of {len(record.tasks)} tasks learnt"
-            + (", cut short: the command that began it resumes it" if cut else "")
+            + (", cut short: repeat its command to resume it" if cut else "")
             for record, cut in zip(records, cut_short, strict=True)
             if not record.complete
         ]
@@ -82,14 +82,14 @@ class WatchedRuns:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD of the page and of its version, and nothing else."""
+    """Answers GET and HEAD requests for the page and for its version, and no others."""
 
     server: "Server"
-    timeout = 10  # seconds that a connection may say nothing
+    timeout = 10  # seconds that a connection may be silent
     server_version, sys_version = "classgrad", ""
 
     def do_GET(self) -> None:
-        """Answer with the page or with its version."""
+        """Send the page or its version."""
         if not is_local(self.headers.get_all("Host", [])):
             return self.answer(HTTPStatus.FORBIDDEN, "this address is for localhost only\n")
         if self.path == "/":
@@ -101,8 +101,8 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def answer(self, status: HTTPStatus, text: str, kind: str = "text/plain") -> None:
-        """Send an answer that nobody keeps, and that no page of another site can read or frame."""
-        body = text.encode(errors="replace")  # names of folders need not be text
+        """Send a response that is not cached, and that no other site can read or embed."""
+        body = text.encode(errors="replace")  # folder names need not be valid UTF-8
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
@@ -119,7 +119,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Serves what is watched; closed by leaving a with block."""
+    """Serves the page of watched runs; a context manager, which closes it."""
 
     allow_reuse_port = False  # two servers on one port would answer in turns
 
@@ -129,13 +129,13 @@ class Server(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Where a browser finds it."""
+        """The URL for a browser."""
         return f"http://{HOST}:{self.server_port}/"
 
     def handle_error(self, *request: Any) -> None:
-        """Keep the terminal quiet when a browser goes away in the middle of an answer.
+        """Print nothing when a browser closes its connection in the middle of a response.
 
-        So does this process when it is asked to: it closes a connection that a thread just opens.
+        Nor when this process is stopped and closes a connection that a thread is just opening.
         """
         error = sys.exception()
         closed = isinstance(error, OSError) and error.errno == errno.EBADF
@@ -144,20 +144,21 @@ class Server(ThreadingHTTPServer):
 
 
 def open_server(watched: WatchedRuns, port: int | None = None) -> Server:
-    """Return a server at a port: any free one for 0, and 8123 or the next free one for None."""
+    """Return a server on a port: any free port for 0; 8123 or the next free one for None."""
     for number in range(PORT, PORT + TRIES) if port is None else [port]:
         try:
             return Server(watched, number)
         except OSError as error:
             reason = error.strerror
     ports = f"port {port}" if port is not None else f"ports {PORT} to {number}"
-    raise UserError(f"{ports} cannot be used ({reason}): take port 0 for any that is free")
+    raise UserError(f"{ports} cannot be used ({reason}): give port 0 for any free port")
 
 
 def is_local(hosts: list[str]) -> bool:
-    """Tell whether a request names this machine as its own browser does.
+    """Tell whether the Host header of a request is this machine's.
 
-    Another site can let a name of its own point here, but that name is then in the request.
+    Another site can point its own name to this address (DNS rebinding), but then the header has
+    that name.
 
     >>> is_local(["localhost:8123"]), is_local(["127.0.0.1"]), is_local(["localhost.evil.org"])
     (True, True, False)

@@ -1,4 +1,4 @@
-"""Records as tables: for the terminal, and for documents."""
+"""Tables of records, for the terminal and as Markdown."""
 
 import statistics
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ SHORT = {"no task: conf.": "conf.", "no task: proto.": "proto.", "capacity": "si
 
 
 def figures(runs: Sequence[RunRecord], grown: bool, digits: int = 1) -> dict[str, str]:
-    """Return the figures of runs by their headings: means, with deviations if runs are several.
+    """Return figures of runs by heading: means, with standard deviations if there are several.
 
-    Capacity, which are the stored parameters in per cent of the base network's, is there only
-    where some network has grown or shrunk.
+    Capacity, the stored parameters in per cent of those of the base network, is included only if
+    some network has grown or shrunk.
     """
 
     def text(name: str, signed: bool = False) -> str:
@@ -40,7 +40,7 @@ def figures(runs: Sequence[RunRecord], grown: bool, digits: int = 1) -> dict[str
 
 
 def comparison(records: Sequence[RunRecord]) -> Table:
-    """Return one line per run: accuracy, forgetting, accuracy without task identity, cost."""
+    """Return a table with a row per run: accuracy, BWT, accuracy without the task, cost."""
     streams = list(dict.fromkeys(record.benchmark for record in records))
     seeds = list(dict.fromkeys(f"seed {record.seed}" for record in records))
     common = [*(streams if len(streams) == 1 else []), *(seeds if len(seeds) == 1 else [])]
@@ -68,16 +68,16 @@ def comparison(records: Sequence[RunRecord]) -> Table:
 
 @dataclass(frozen=True)
 class Summary:
-    """Runs that differ in the seed only: their figures by the headings."""
+    """Figures, by heading, of runs that differ only in the seed."""
 
-    method: str  # with the settings that tell it from other runs of the method
+    method: str  # with settings that differ from other runs of the method
     benchmark: str
     seeds: list[int]
     figures: dict[str, str]
 
 
 def summaries(records: Sequence[RunRecord]) -> list[Summary]:
-    """Return a summary for each of the groups."""
+    """Return a summary of each group of runs that differ only in the seed."""
     grown = has_grown(records)
     return [
         Summary(
@@ -91,13 +91,13 @@ def summaries(records: Sequence[RunRecord]) -> list[Summary]:
 
 
 def means(records: Sequence[RunRecord]) -> Table:
-    """Return one line per method: mean and standard deviation over seeds."""
-    head, *lines = _lines(summaries(records))
+    """Return a table with a row per method: mean and standard deviation over seeds."""
+    headings, *lines = _lines(summaries(records))
     streams = list(dict.fromkeys(record.benchmark for record in records))
     seeds = sorted({record.seed for record in records})
     title = f"{', '.join(streams)}, mean of seeds {', '.join(map(str, seeds))}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in head:
+    for heading in headings:
         table.add_column(heading, justify="left" if heading in ("method", "benchmark") else "right")
     for line in lines:
         table.add_row(*line)
@@ -105,34 +105,34 @@ def means(records: Sequence[RunRecord]) -> Table:
 
 
 def markdown(records: Sequence[RunRecord]) -> str:
-    """Return the means as a table for a document, best accuracy first."""
+    """Return the means as a Markdown table, best accuracy first."""
 
-    def rank(summary: Summary) -> float:
+    def sort_key(summary: Summary) -> float:
         accuracy = summary.figures["ACC %"]
         return -float(accuracy.split()[0]) if accuracy != "-" else 0.0
 
-    lines = _lines(sorted(summaries(records), key=rank))
+    lines = _lines(sorted(summaries(records), key=sort_key))
     return markdown_table(lines, names=lines[0].index("ACC %"))
 
 
-def _lines(several: Sequence[Summary]) -> list[list[str]]:
-    """Return summaries as the lines of a table, with their head; benchmarks if they differ."""
-    differ = len({summary.benchmark for summary in several}) > 1
-    head = ["method", *(["benchmark"] if differ else []), *several[0].figures]
+def _lines(rows: Sequence[Summary]) -> list[list[str]]:
+    """Return headings and lines of a table of summaries, with benchmarks if they differ."""
+    differ = len({row.benchmark for row in rows}) > 1
+    headings = ["method", *(["benchmark"] if differ else []), *rows[0].figures]
     lines = [
-        [one.method, *([one.benchmark] if differ else []), *one.figures.values()] for one in several
+        [row.method, *([row.benchmark] if differ else []), *row.figures.values()] for row in rows
     ]
-    return [head, *lines]
+    return [headings, *lines]
 
 
 def matrix_table(record: RunRecord) -> Table:
-    """Return the accuracy matrix: a line per task learnt, a column per task measured.
+    """Return the accuracy matrix: a row per task learnt, a column per task measured.
 
-    Up to five tasks go by name, more by number and in whole per cent, to fit a terminal.
+    Up to five tasks are named; more are numbered, in whole per cent, to fit a terminal.
     """
     count = len(record.accuracy_matrix)
     few = count <= 5
-    names = record.tasks[:count] if few else [str(place + 1) for place in range(count)]
+    names = record.tasks[:count] if few else [str(task + 1) for task in range(count)]
     table = _table("accuracy after each task, %", few)
     table.add_column("after")
     for name in names:
@@ -144,19 +144,19 @@ def matrix_table(record: RunRecord) -> Table:
 
 
 def rank_table(record: RunRecord) -> Table:
-    """Return how many directions of each layer are taken, after up to eight of the tasks."""
+    """Return how many directions of each layer are in use, after up to eight of the tasks."""
     count = max(len(layer.ranks) for layer in record.layers)
-    places = sorted({round(i * (count - 1) / 7) for i in range(8)})
-    table = _table("room taken after task", count <= 5)
+    tasks = sorted({round(i * (count - 1) / 7) for i in range(8)})
+    table = _table("directions in use after task", count <= 5)
     table.add_column("layer", no_wrap=True)
     table.add_column("of", justify="right")
-    for place in places:
-        table.add_column(str(place + 1), justify="right")
-    table.add_column("left", justify="right", no_wrap=True)
+    for task in tasks:
+        table.add_column(str(task + 1), justify="right")
+    table.add_column("free", justify="right", no_wrap=True)
     for layer in record.layers:
-        left = 100 * (1 - layer.ranks[-1] / layer.dimension)
-        ranks = [str(layer.ranks[place]) for place in places if place < len(layer.ranks)]
-        table.add_row(layer.name, str(layer.dimension), *ranks, f"{left:.0f} %")
+        free = 100 * (1 - layer.ranks[-1] / layer.dimension)
+        ranks = [str(layer.ranks[task]) for task in tasks if task < len(layer.ranks)]
+        table.add_row(layer.name, str(layer.dimension), *ranks, f"{free:.0f} %")
     return table
 
 

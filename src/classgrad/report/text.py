@@ -1,10 +1,10 @@
-"""Figures and amounts as text: numbers, bytes, durations, and Markdown tables of them."""
+"""Numbers, sizes and durations as text, and Markdown tables of them."""
 
 from collections.abc import Sequence
 
 
 def number(value: float | None, signed: bool = False) -> str:
-    """Return a figure with two decimals, a dash for none.
+    """Return a number with two decimals, or a dash for None.
 
     >>> number(93.456), number(-1.5, signed=True), number(None)
     ('93.46', '-1.50', '-')
@@ -15,7 +15,7 @@ def number(value: float | None, signed: bool = False) -> str:
 
 
 def size(count: int) -> str:
-    """Return bytes in a readable unit.
+    """Return a number of bytes in a readable unit.
 
     >>> size(0), size(2048), size(3_400_000)
     ('0 B', '2.0 kB', '3.4 MB')
@@ -27,7 +27,7 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in a readable unit.
+    """Return a number of seconds in a readable unit.
 
     >>> duration(0.25), duration(42), duration(2063), duration(9000), duration(130_000)
     ('0.2 s', '42.0 s', '34.4 min', '2.5 h', '1.5 d')
@@ -39,7 +39,7 @@ def duration(seconds: float) -> str:
 
 
 def counted(count: int, word: str) -> str:
-    """Return a number of things.
+    """Return a number with a noun, in the plural unless it is one.
 
     >>> counted(1, "task"), counted(5, "task")
     ('1 task', '5 tasks')
@@ -48,7 +48,7 @@ def counted(count: int, word: str) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers, those that follow each other as a range.
+    """Return ascending numbers as text, with ranges for three or more consecutive ones.
 
     >>> ranges([1, 2, 3, 5, 8, 9])
     '1–3, 5, 8, 9'
@@ -64,13 +64,13 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def markdown_table(lines: Sequence[Sequence[object]], names: int = 1) -> str:
-    """Return lines as a Markdown table: the head first, figures right of so many names.
+    """Return a Markdown table: headings first; columns after the first `names` are right-aligned.
 
     >>> print(markdown_table([["method", "ACC %"], ["cgp", 93.5]]), end="")
     | method | ACC % |
     | --- | ---: |
     | cgp | 93.5 |
     """
-    head, *rest = lines
-    rule = ["---"] * names + ["---:"] * (len(head) - names)
-    return "".join(f"| {' | '.join(map(str, cells))} |\n" for cells in (head, rule, *rest))
+    headings, *rows = lines
+    rule = ["---"] * names + ["---:"] * (len(headings) - names)
+    return "".join(f"| {' | '.join(map(str, cells))} |\n" for cells in (headings, rule, *rows))

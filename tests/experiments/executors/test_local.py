@@ -19,7 +19,7 @@ from classgrad.errors import Stopped
 from classgrad.experiments.executors import local
 from classgrad.experiments.executors.local import LocalPool
 from classgrad.experiments.executors.pool import Options
-from classgrad.experiments.jobs import Status, of_plans
+from classgrad.experiments.jobs import Status, jobs_of_plans
 from classgrad.runs.spec import make_plan
 
 DONE = """
@@ -31,7 +31,7 @@ print(json.dumps({"end": "done", "done": 1.0, "accuracy": 90.5, "transfer": -1.5
 """
 
 
-class Watcher(live.Lines):
+class Watcher(live.LineDisplay):
     """Notes what happens, and may do something about it in every tick."""
 
     def __init__(self, act=lambda statuses: None):
@@ -54,7 +54,7 @@ def execute(jobs, options, show):
 @pytest.fixture
 def jobs(tmp_path):
     plans = [make_plan("split-digits", "gpm", seed=seed) for seed in (1, 2, 3)]
-    return of_plans([("gpm", plan) for plan in plans], tmp_path / "runs")
+    return jobs_of_plans([("gpm", plan) for plan in plans], tmp_path / "runs")
 
 
 def test_so_many_run_at_once_and_all_come_to_their_end(worker, jobs):
@@ -129,11 +129,11 @@ def test_a_process_that_is_killed_is_started_once_more(worker, jobs):
     )
     show = Watcher()
     assert [status.state for status in execute(jobs[:2], Options(), show)] == ["done", "done"]
-    assert show.text.count("its process was killed; it is resumed in another") == 1
+    assert show.text.count("its process was killed; resuming in another process") == 1
     worker("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     (status,) = execute(jobs[:1], Options(), Watcher())
     assert (status.state, status.crash) == ("failed", False)
-    assert status.why.startswith("its process was killed after 2 starts: is memory short?")
+    assert status.why.startswith("its process was killed after 2 starts: if memory is short")
 
 
 def test_a_process_that_is_told_to_end_is_not_started_again(worker, jobs):
@@ -200,7 +200,7 @@ def test_the_environment_finds_the_same_modules(monkeypatch):
 def statuses(jobs):
     waiting, running, failed = (Status(job) for job in jobs)
     running.begin()
-    running.hear({"task": 2, "tasks": 10, "done": 0.2, "accuracy": 81.25, "transfer": -0.5})
+    running.update({"task": 2, "tasks": 10, "done": 0.2, "accuracy": 81.25, "transfer": -0.5})
     failed.begin()
     failed.end("failed", "the loss is nan")
     return [waiting, running, failed]
@@ -208,7 +208,7 @@ def statuses(jobs):
 
 def on_screen(height, jobs):
     console = Console(file=io.StringIO(), force_terminal=True, width=80, height=height)
-    with live.showing(console) as show:
+    with live.job_display(console) as show:
         show.tick(statuses(jobs))
         show.changed(statuses(jobs)[2])
     return console.file.getvalue()
@@ -226,7 +226,7 @@ def test_on_a_small_terminal_only_running_jobs_are_listed(jobs):
     assert "task 3/10" in text
     assert "3 runs: 1 waiting, 1 running, 1 failed" in text
     shown = Console(file=io.StringIO(), width=80)
-    shown.print(live.table(statuses(jobs), height=7))
+    shown.print(live.job_table(statuses(jobs), height=7))
     assert "waiting" not in shown.file.getvalue()
     assert max(len(line) for line in shown.file.getvalue().splitlines()) <= 80
 
@@ -236,13 +236,13 @@ def test_time_left_is_told_by_what_was_done_since_the_start(jobs, monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     status = Status(jobs[0])
     status.begin()
-    status.hear({"done": 0.5})  # of a run that was cut
+    status.update({"done": 0.5})  # of a run that was cut
     assert status.left is None
     now[0] = 110.0
-    status.hear({"done": 0.6})
+    status.update({"done": 0.6})
     assert status.left == pytest.approx(40)
-    assert live.time_words(status) == "40.0 s left"
+    assert live.time_text(status) == "40.0 s left"
     status.end("done")
     now[0] = 200.0
     assert (status.seconds, status.left) == (10, None)
-    assert live.time_words(status) == "10.0 s"
+    assert live.time_text(status) == "10.0 s"

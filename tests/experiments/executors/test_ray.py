@@ -161,7 +161,7 @@ def test_stopped_it_saves_and_ends_its_cluster_and_goes_on_in_another(call, requ
         process.send_signal(signal.SIGINT)
         code, out, err = ended(process)
         assert code == 130, err
-        assert err == "classgrad: stopped; the same command goes on from here\n"
+        assert err == "classgrad: stopped; the same command resumes it\n"
         assert re.search(r"^finetune, seed 1: stopped after [\d.]+ s$", out, re.M)
         assert processes_of(place) == []
     (folder,) = (tmp_path / "runs").iterdir()
@@ -171,7 +171,7 @@ def test_stopped_it_saves_and_ends_its_cluster_and_goes_on_in_another(call, requ
     assert code == 0, err
     assert err == ""
     assert "2 of 2 runs to do: about " in out
-    assert "with 2 at once" in out
+    assert "with 2 in parallel" in out
     assert re.search(r"^ finetune +finetune +1 +cut ", out, re.M)
     assert re.search(r"^finetune, seed 1: finetune: resuming with task [12]$", out, re.M)
     assert records(tmp_path / "runs") == alone(call, tmp_path, "finetune", *LONG, "--seed", "1,2")
@@ -187,7 +187,7 @@ def test_what_fails_or_is_in_use_does_not_stop_the_others(call, nodes, tmp_path)
         code, out, err = ended(sweep)
     assert code == 2
     assert err.startswith(
-        "classgrad: 3 of 4 runs did not end: finetune learning_rate=0.02, seed 1:"
+        "classgrad: 3 of 4 runs did not finish: finetune learning_rate=0.02, seed 1:"
     )
     assert err.count("\n") == 1
     assert f"is in use by process {os.getpid()} " in err
@@ -208,7 +208,7 @@ def test_a_run_whose_node_is_killed_goes_on_elsewhere_to_the_same_bits(call, nod
     assert code == 0, err
     assert err == ""
     assert re.search(
-        r"^finetune, seed 1: its process on .+ is gone \(Ray: \w+\); it is resumed in another$",
+        r"^finetune, seed 1: its process on .+ is gone \(Ray: \w+\); resuming in another process$",
         out,
         re.M,
     )

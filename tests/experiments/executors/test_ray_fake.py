@@ -18,7 +18,7 @@ from classgrad.cli import live
 from classgrad.errors import Stopped, UserError
 from classgrad.experiments.executors.pool import Options
 from classgrad.experiments.executors.worker import to_json
-from classgrad.experiments.jobs import of_plans
+from classgrad.experiments.jobs import jobs_of_plans
 from classgrad.runs.record import versions
 from classgrad.runs.spec import make_plan
 
@@ -65,7 +65,7 @@ class FakeRay:
         return SimpleNamespace(take=SimpleNamespace(remote=lambda: "letters"))
 
 
-class Watcher(live.Lines):
+class Watcher(live.LineDisplay):
     """Notes what is shown, and may do something in every tick."""
 
     def __init__(self, act=lambda: None):
@@ -83,7 +83,7 @@ class Watcher(live.Lines):
 @pytest.fixture
 def jobs(tmp_path):
     plans = [make_plan("split-digits", "gpm", seed=seed) for seed in (1, 2)]
-    return of_plans([("gpm", plan) for plan in plans], tmp_path / "runs")
+    return jobs_of_plans([("gpm", plan) for plan in plans], tmp_path / "runs")
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_job_whose_machine_is_gone_is_started_again(run, jobs):
     assert status.state == "done"
     assert [number for number, _ in fake.jobs] == [1, 2, 3, 4]
     for why in (" (Ray: NodeDiedError)", " (Ray: WorkerCrashedError)", ""):
-        assert f"gpm, seed 1: its process is gone{why}; it is resumed in another\n" in text
+        assert f"gpm, seed 1: its process is gone{why}; resuming in another process\n" in text
 
 
 def test_it_is_not_started_again_for_ever(run):
@@ -146,7 +146,7 @@ def test_it_is_not_started_again_for_ever(run):
 
 def test_a_crash_leaves_its_trace_and_does_not_stop_the_others(run, jobs):
     trace = "Traceback ...\nRuntimeError: this is a fault\n"
-    _, (first, second), _ = run([cluster.crash(trace), DONE], count=2)
+    _, (first, second), _ = run([cluster.crash_message(trace), DONE], count=2)
     assert (first.state, first.crash, second.state) == ("failed", True, "done")
     path = jobs[0].folder / "crash.txt"
     assert first.why == f"RuntimeError: this is a fault; see '{path}'"
@@ -193,7 +193,7 @@ def test_asked_twice_it_does_not_wait(run, jobs):
 
 
 def test_asked_to_stop_it_does_not_wait_for_ever(run, jobs, monkeypatch):
-    monkeypatch.setattr(cluster, "TO_SAVE", 0.0)
+    monkeypatch.setattr(cluster, "SAVE_TIMEOUT", 0.0)
     seen = []
 
     def act(fake):
@@ -214,13 +214,13 @@ def test_a_task_returns_its_end_and_leaves_the_rest_in_the_mailbox(monkeypatch):
 
     mailbox = SimpleNamespace(put=SimpleNamespace(remote=put))
 
-    def carry_out(job, send):
+    def run_job(job, send):
         send({"done": 0.5})
         if job == b"faulty":
             raise RuntimeError("this is a fault")
         send(DONE)
 
-    monkeypatch.setattr(cluster, "carry_out", carry_out)
+    monkeypatch.setattr(cluster, "run_job", run_job)
     assert cluster.attempt(b"sound", 8, mailbox) == DONE
     assert left == [(8, {"machine": socket.gethostname()}), (8, {"done": 0.5})]
     crash = cluster.attempt(b"faulty", 9, mailbox)
@@ -231,15 +231,15 @@ def test_a_task_returns_its_end_and_leaves_the_rest_in_the_mailbox(monkeypatch):
 ANSWERS = {
     "other torch": (
         {"versions": {**versions(), "torch": "1.0"}, "seen": True},
-        r"machine far \(1.2.3.4\) has torch 1.0, here it is .*: install the same on all machines",
+        r"machine far \(1.2.3.4\) has torch 1.0, this one .*: install the same version on all",
     ),
     "other classgrad": (
         {"versions": {**versions(), "classgrad": "9"}, "seen": True},
-        r"machine far \(1.2.3.4\) has classgrad 9, here it is ",
+        r"machine far \(1.2.3.4\) has classgrad 9, this one ",
     ),
     "no classgrad": (
         {"missing": "No module named 'classgrad'"},
-        r"machine far \(1.2.3.4\) has no classgrad that works: No module named 'classgrad'; ins",
+        r"machine far \(1.2.3.4\) cannot import classgrad: No module named 'classgrad'; ins",
     ),
     "own disk": (
         {"versions": versions(), "seen": False},
@@ -253,26 +253,26 @@ def test_machines_that_differ_are_named_before_anything_runs(tmp_path, monkeypat
     answer, message = ANSWERS[case]
     near = {"versions": versions(), "seen": True}
     found = {"near": near, "far (1.2.3.4)": answer}
-    monkeypatch.setattr(cluster, "ask_machines", lambda needed, path: found)
+    monkeypatch.setattr(cluster, "probe_machines", lambda needed, path: found)
     with pytest.raises(UserError, match=message):
         cluster.refuse_differences(Options(), tmp_path / "runs")
 
 
 def test_a_machine_is_asked_for_versions_and_for_a_file_that_does_not_stay(tmp_path, monkeypatch):
     def ask(needed, path):
-        return {"here": cluster.question()(path)}
+        return {"here": cluster.machine_probe()(path)}
 
-    monkeypatch.setattr(cluster, "ask_machines", ask)
+    monkeypatch.setattr(cluster, "probe_machines", ask)
     cluster.refuse_differences(Options(), tmp_path / "runs")
     assert list((tmp_path / "runs").iterdir()) == []
-    assert not cluster.question()(str(tmp_path / "no"))["seen"]
+    assert not cluster.machine_probe()(str(tmp_path / "no"))["seen"]
 
 
 SWEEP = ["sweep", "-b", "split-digits", "-m", "gpm", "--set", "tasks=2", "--ray"]
 WRONG = {
     "nothing there": ("127.0.0.1:1", "the Ray cluster at '127.0.0.1:1' cannot be used: Connection"),
-    "no port": ("localhost", "'localhost' is no address of a Ray cluster: give HOST:PORT"),
-    "a client": ("ray://localhost:1", "'ray://localhost:1' is no address of a Ray cluster"),
+    "no port": ("localhost", "'localhost' is not the address of a Ray cluster: give HOST:PORT"),
+    "a client": ("ray://localhost:1", "'ray://localhost:1' is not the address of a Ray cluster"),
     "wrong port": ("localhost:99999", "the Ray cluster at 'localhost:99999' cannot be used: "),
 }
 
@@ -294,7 +294,7 @@ def test_a_folder_of_images_is_given_by_its_whole_path(call, tmp_path):
     code, out, err = call("sweep", "-b", "folder:photos", "--over", "seed=1,2", "--ray", "auto")
     assert (code, out) == (2, "")
     whole = f"folder:{tmp_path / 'photos'}"
-    assert err == f"classgrad: 'folder:photos' on a cluster: give the whole path, {whole}\n"
+    assert err == f"classgrad: 'folder:photos' on a cluster: give the absolute path, {whole}\n"
 
 
 def test_the_address_of_the_environment_is_not_ignored(call, monkeypatch):

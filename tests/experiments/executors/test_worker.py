@@ -8,7 +8,7 @@ import pytest
 from classgrad.checkpoints import Lock
 from classgrad.experiments.executors import worker
 from classgrad.experiments.executors.pool import Options
-from classgrad.experiments.jobs import of_plans
+from classgrad.experiments.jobs import jobs_of_plans
 from classgrad.runs.record import RunRecord
 from classgrad.runs.spec import make_plan
 from classgrad.training.loop import Loop
@@ -21,16 +21,16 @@ def done(tmp_path):
     def do(method="gpm", **values):
         small = {"tasks": 2, "train_per_class": 10, "batch_size": 10, "epochs": 1}
         plan = make_plan("split-digits", method, values={**small, **values})
-        (job,) = of_plans([("a", plan)], tmp_path)
+        (job,) = jobs_of_plans([("a", plan)], tmp_path)
         sent = []
-        worker.carry_out(worker.to_json(job, Options()), sent.append)
+        worker.run_job(worker.to_json(job, Options()), sent.append)
         return sent, job.folder
 
     return do
 
 
 def test_it_tells_where_it_is_and_what_came_out(done, monkeypatch):
-    monkeypatch.setattr(worker, "PAUSE", 0.0)
+    monkeypatch.setattr(worker, "MESSAGE_INTERVAL", 0.0)
     sent, folder = done()
     record = RunRecord.load(folder)
     assert record.complete
@@ -48,7 +48,7 @@ def test_it_tells_where_it_is_and_what_came_out(done, monkeypatch):
 
 
 def test_methods_that_learn_all_tasks_at_once_do_not_begin_at_the_end(done, monkeypatch):
-    monkeypatch.setattr(worker, "PAUSE", 0.0)
+    monkeypatch.setattr(worker, "MESSAGE_INTERVAL", 0.0)
     sent, _ = done("multitask")
     assert [at["done"] for at in sent[:-1]] == pytest.approx([n / 10 for n in range(1, 11)])
 

@@ -113,7 +113,7 @@ def test_what_is_said_on_hover_is_in_the_records(root):
     assert f"cgp, after task 0: {text_of([90, 92, 91])} %" in tips("curve")
     assert f"after task 1, on task 0: {text_of([80, 86, 88])} %" in tips("matrix")
     assert "task 0.a (task 0): +2.0 ± 1.0 points lost" in tips("forgetting")
-    assert "gpm, fc1, after task 1: 55.0 ± 0.0 % left, 9 of 20 taken" in tips("room")
+    assert "gpm, fc1, after task 1: 55.0 ± 0.0 % free, 9 of 20 in use" in tips("room")
     assert "gpm, training: 30.0 s" in tips("cost")
 
 
@@ -302,7 +302,7 @@ def test_odd_runs_have_a_page(odd):
 def test_no_runs_and_impossible_figures_are_refused():
     with pytest.raises(UserError, match="no runs to compare"):
         page([])
-    with pytest.raises(UserError, match="a figure of 1e\\+300, which cannot be"):
+    with pytest.raises(UserError, match="a figure of 1e\\+300, which is impossible"):
         page([record(average_accuracy=1e300)])
 
 

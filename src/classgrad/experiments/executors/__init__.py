@@ -1,1 +1,1 @@
-"""Where runs are carried out: processes of this machine, or a Ray cluster."""
+"""Executors of jobs: processes on this machine, or a Ray cluster."""

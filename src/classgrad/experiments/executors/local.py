@@ -1,4 +1,4 @@
-"""Jobs on this machine: several at once, each in a process of its own that can be stopped."""
+"""Jobs on this machine: several in parallel, each in its own process."""
 
 import json
 import os
@@ -22,7 +22,7 @@ class Worker:
     def __init__(self, status: Status, options: Options) -> None:
         self.status = status
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the process has ended
-        self._rest = b""  # of a line that has not come whole
+        self._rest = b""  # the beginning of a line that is not complete yet
         self._end: dict[str, Any] | None = None  # its last message
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "classgrad.experiments.executors.worker"],
@@ -30,21 +30,21 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=environment(options.threads),
-            start_new_session=True,  # Ctrl-C goes to this process alone, which then tells others
+            start_new_session=True,  # Ctrl-C reaches the parent only, which then stops its jobs
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._input, self.output = self.process.stdin, self.process.stdout
         os.set_blocking(self.output.fileno(), False)
-        with suppress(BrokenPipeError):  # it ended at once, which shows when it is waited for
+        with suppress(BrokenPipeError):  # it has ended already, which `messages` will report
             os.write(self._input.fileno(), to_json(status.job, options) + b"\n")
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Yield the messages that have come since the last time, the end when it has ended."""
-        code = self.process.poll()  # before the last messages are read
+        """Yield the messages since the last call, and the end once the process has ended."""
+        code = self.process.poll()  # first: a process that has ended sends no further messages
         with suppress(BlockingIOError):
-            while piece := os.read(self.output.fileno(), 2**16):
-                *lines, self._rest = (self._rest + piece).split(b"\n")
+            while chunk := os.read(self.output.fileno(), 2**16):
+                *lines, self._rest = (self._rest + chunk).split(b"\n")
                 for message in map(json.loads, lines):
                     if "end" in message:
                         self._end = message
@@ -59,13 +59,13 @@ class Worker:
         self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it without saving its state."""
         self.process.kill()
         self._close()
 
     def _close(self) -> str:
-        """Wait for its end; return what it wrote to standard error."""
-        if self._errors.closed:  # a signal came before this was noted
+        """Wait for the process to end; return what it wrote to standard error."""
+        if self._errors.closed:  # a signal interrupted the pool after the first call
             return ""
         self.process.wait()
         self._input.close()
@@ -76,7 +76,7 @@ class Worker:
 
 
 class LocalPool(Pool[Worker]):
-    """Some jobs in processes of this machine."""
+    """A pool of jobs in processes of this machine."""
 
     def start(self, status: Status) -> Worker:
         """Start the process of a job."""
@@ -85,20 +85,20 @@ class LocalPool(Pool[Worker]):
         return worker
 
     def wait(self) -> None:
-        """Wait until a process has something to say or has ended."""
+        """Wait until a process has sent a message or ended, for at most `TICK` seconds."""
         select.select([worker.output for worker in self.running], [], [], TICK)
 
 
 def environment(threads: int | None) -> dict[str, str]:
-    """Return the environment of a process: modules from the same places, so many threads."""
-    found = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    """Return the environment of a worker: the same module paths, and the number of threads."""
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     if threads is not None:
-        found["OMP_NUM_THREADS"] = str(threads)
-    return found
+        variables["OMP_NUM_THREADS"] = str(threads)
+    return variables
 
 
 def unexpected_end(code: int, trace: str) -> dict[str, Any]:
-    """Return how a process ended that did not say so, by its exit code and standard error.
+    """Return the last message of a process that sent none, from its exit code and stderr.
 
     >>> unexpected_end(1, "a trace\\nKeyError: 1")["why"], unexpected_end(-11, "")["why"]
     ('KeyError: 1', 'ended by SIGSEGV')
@@ -106,7 +106,7 @@ def unexpected_end(code: int, trace: str) -> dict[str, Any]:
     if code == -signal.SIGKILL:
         return {"end": "gone", "why": "its process was killed"}
     if code == -signal.SIGTERM:
-        return {"end": "stopped"}  # before it could listen
-    name = f"ended by {signal.Signals(-code).name}" if code < 0 else ""
+        return {"end": "stopped"}  # before its signal handler was installed
+    by_signal = f"ended by {signal.Signals(-code).name}" if code < 0 else ""
     last = trace.strip().splitlines()[-1:] or [f"ended with code {code}"]
-    return {"end": "crashed", "why": name or last[0], "trace": trace}
+    return {"end": "crashed", "why": by_signal or last[0], "trace": trace}

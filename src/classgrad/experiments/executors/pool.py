@@ -1,4 +1,4 @@
-"""Jobs of which so many run at once, wherever that is; asked to stop, they save their states."""
+"""A pool of jobs, some of them in parallel; when it is stopped, all jobs save their states."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -19,100 +19,102 @@ TICK = 0.2  # seconds
 
 @dataclass(frozen=True)
 class Options:
-    """How jobs are run: how many at once, with how many threads each (None: as torch likes).
+    """How jobs are run: number in parallel, threads per run, device.
 
-    And on which device: on a cluster a run on cuda has one to itself.
+    On a cluster, a run on cuda has a GPU to itself.
     """
 
     count: int = 1
-    threads: int | None = None
+    threads: int | None = None  # None: PyTorch's default
     data_dir: Path | None = None
     save_minutes: float = 5.0
     device: str = "cpu"
 
 
-class Show(Protocol):
-    """Shows how jobs get on."""
+class Display(Protocol):
+    """Shows the progress of jobs."""
 
     def changed(self, status: Status) -> None:
         """Show that a job has started or ended."""
 
-    def say(self, line: str, status: Status | None = None) -> None:
-        """Show a line that concerns one job, or all."""
+    def print_line(self, line: str, status: Status | None = None) -> None:
+        """Print a line about one job, or about all."""
 
     def tick(self, statuses: Sequence[Status]) -> None:
-        """Show how far all jobs are; called several times in a second."""
+        """Show the progress of all jobs; called several times a second."""
 
 
-class Running(Protocol):
+class RunningJob(Protocol):
     """A job that has been started."""
 
     status: Status
 
     def messages(self) -> Iterable[Mapping[str, Any]]:
-        """Return what has come since the last time, without waiting.
+        """Return the messages since the last call, without waiting.
 
-        When it has ended, the last of them has its `end`. That may also be `gone`: its process was
-        killed, and can be started again; or `crashed`, with the `trace` of what happened.
+        When the job has ended, the last message has its `end`. Besides those of `jobs.Status` that
+        may be `gone`, if its process was killed and can be started again, or `crashed`, with the
+        traceback in `trace`.
         """
 
     def stop(self) -> None:
         """Ask it to save its state and end."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it without saving its state."""
 
 
-R = TypeVar("R", bound=Running)
+R = TypeVar("R", bound=RunningJob)
 
 
 class Pool(ABC, Generic[R]):
-    """Some jobs, of which so many run at once."""
+    """Some jobs, of which `options.count` run in parallel."""
 
-    starts_at_most = 2  # what is killed, for example for want of memory, is started once more
+    max_starts = 2  # a job that is killed, for example for lack of memory, is started once more
 
-    def __init__(self, jobs: Sequence[Job], options: Options, show: Show) -> None:
-        self.statuses, self.options, self.show = [Status(job) for job in jobs], options, show
+    def __init__(self, jobs: Sequence[Job], options: Options, display: Display) -> None:
+        self.statuses, self.options, self.display = [Status(job) for job in jobs], options, display
         self.waiting = deque(self.statuses)
         self.running: list[R] = []
-        self.asked: int | None = None  # the signal that came, if one did
-        self.told_to_stop = False
+        self.stop_signal: int | None = None  # number of the signal that stopped the pool
+        self.stopping = False  # whether the jobs were asked to stop
 
     @abstractmethod
     def start(self, status: Status) -> R:
-        """Start a job; raise a `UserError` if that is not possible."""
+        """Start a job, or raise a `UserError`."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Wait until there may be messages, for a moment at most."""
+        """Wait until there may be messages, for about `TICK` seconds at most."""
 
     def execute(self) -> list[Status]:
-        """Run all to their ends and return how each ended; a failed one does not stop the others.
+        """Run all jobs and return their statuses; a job that fails does not stop the others.
 
-        Asked to stop, all save their states and `Stopped` is raised; asked twice, they are killed.
+        After a signal, all save their states and `Stopped` is raised; after a second, all are
+        killed.
         """
-        with on_stop_signal(self._signalled):
+        with on_stop_signal(self._on_signal):
             try:
-                while self.running or (self.waiting and self.asked is None):
-                    if self.asked is None:
-                        self.start_some()
-                    elif not self.told_to_stop:
+                while self.running or (self.waiting and self.stop_signal is None):
+                    if self.stop_signal is None:
+                        self.start_waiting()
+                    elif not self.stopping:
                         self.stop_all()
                     self.wait()
-                    for one in list(self.running):
-                        for message in one.messages():
-                            self.hear(one, message)
-                    self.show.tick(self.statuses)
+                    for job in list(self.running):
+                        for message in job.messages():
+                            self.handle(job, message)
+                    self.display.tick(self.statuses)
             finally:
-                for one in self.running:
-                    one.kill()
-        if self.asked is not None:
-            raise Stopped(self.asked)
+                for job in self.running:
+                    job.kill()
+        if self.stop_signal is not None:
+            raise Stopped(self.stop_signal)
         return self.statuses
 
-    def start_some(self) -> None:
-        """Start as many as may run."""
-        while self.waiting and len(self.running) < self.options.count and self.asked is None:
+    def start_waiting(self) -> None:
+        """Start waiting jobs, as many as may run in parallel."""
+        while self.waiting and len(self.running) < self.options.count and self.stop_signal is None:
             status = self.waiting.popleft()
             status.starts += 1
             try:
@@ -120,60 +122,61 @@ class Pool(ABC, Generic[R]):
                 self.running.append(self.start(status))
             except UserError as error:
                 status.end("busy" if isinstance(error, InUse) else "failed", str(error))
-                self.show.changed(status)
+                self.display.changed(status)
 
     def begin(self, status: Status) -> None:
-        """Note and show that the process of a job runs."""
+        """Mark a job as running, and show it."""
         status.begin()
-        self.show.changed(status)
+        self.display.changed(status)
 
     def stop_all(self) -> None:
-        """Ask those that run to stop."""
-        self.told_to_stop = True
-        self.show.say("stopping; a second Ctrl-C does not wait for states to be saved")
-        for one in self.running:
-            one.stop()
+        """Ask all running jobs to stop."""
+        self.stopping = True
+        self.display.print_line("stopping; a second Ctrl-C does not wait for states to be saved")
+        for job in self.running:
+            job.stop()
 
-    def hear(self, one: R, message: Mapping[str, Any]) -> None:
-        """Note and show what a message says."""
-        status, end = one.status, message.get("end")
+    def handle(self, job: R, message: Mapping[str, Any]) -> None:
+        """Update the status of a job from a message, and show it."""
+        status, end = job.status, message.get("end")
         if "tell" in message:
-            self.show.say(message["tell"], status)
+            self.display.print_line(message["tell"], status)
         if end not in ("gone", "crashed"):
-            status.hear(message)
+            status.update(message)
         elif end == "crashed":
-            status.end("failed", crashed(status.job, message["why"], message["trace"]), crash=True)
-        elif self.asked is not None:
+            reason = save_trace(status.job, message["why"], message["trace"])
+            status.end("failed", reason, crash=True)
+        elif self.stop_signal is not None:
             status.end("stopped")
-        elif status.starts < self.starts_at_most:
-            self.show.say(f"{message['why']}; it is resumed in another", status)
+        elif status.starts < self.max_starts:
+            self.display.print_line(f"{message['why']}; resuming in another process", status)
             status.state = "waiting"
             self.waiting.appendleft(status)
         else:
-            why = f"{message['why']} after {status.starts} starts: is memory short?"
-            status.end("failed", f"{why} Run fewer at once")
+            why = f"{message['why']} after {status.starts} starts"
+            status.end("failed", f"{why}: if memory is short, run fewer jobs in parallel")
         if end is not None:
-            self.running.remove(one)
+            self.running.remove(job)
             if status.state != "waiting":
-                self.show.changed(status)
+                self.display.changed(status)
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
-        again = self.asked is not None
-        self.asked = number
-        if again:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        second = self.stop_signal is not None
+        self.stop_signal = number
+        if second:
             raise Stopped(number)
 
 
-def crashed(job: Job, reason: str, trace: str) -> str:
-    """Keep what a job wrote before it crashed; say in one line what happened."""
+def save_trace(job: Job, reason: str, trace: str) -> str:
+    """Save the traceback of a crashed job; return the reason, with where the traceback is."""
     path = job.folder / CRASH_FILE
-    place = str(path)
+    location = str(path)
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
         path.write_text(trace, encoding="utf-8")
         if job.url is not None:
             Remote(job.url).put(path, CRASH_FILE)
-            place = f"{job.url}/{CRASH_FILE}"
-    except (OSError, UserError):  # a full disk, perhaps: what matters is in the line
+            location = f"{job.url}/{CRASH_FILE}"
+    except (OSError, UserError):  # perhaps the disk is full; the reason matters most
         return shown(reason)
-    return f"{shown(reason)}; see '{place}'"
+    return f"{shown(reason)}; see '{location}'"

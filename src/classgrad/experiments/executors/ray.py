@@ -1,9 +1,8 @@
-"""Jobs on a Ray cluster: each a task, in a process on whatever machine has room for it.
+"""Jobs on a Ray cluster: each is a Ray task, in a process on any machine with enough resources.
 
-The folders of all jobs are on storage that all machines share, and this process has the locks on
-them while they run. So a job whose machine is gone needs no lock that died with it: it is started
-again, on another machine, and resumes from its last checkpoint. Ray is not left to do that, as it
-would not say so.
+The folders of all jobs are on storage that all machines share, and this process holds their locks
+while they run. So no lock is lost with a machine: its job is started again on another one, and
+resumes from its last checkpoint. Ray's own retries are off, as they would not be reported.
 """
 
 import logging
@@ -20,12 +19,12 @@ from typing import Any
 
 from classgrad.checkpoints import Lock
 from classgrad.errors import UserError, shown
-from classgrad.experiments.executors.pool import TICK, Options, Pool, Show
-from classgrad.experiments.executors.worker import carry_out, to_json
+from classgrad.experiments.executors.pool import TICK, Display, Options, Pool
+from classgrad.experiments.executors.worker import run_job, to_json
 from classgrad.experiments.jobs import Job, Status
 from classgrad.runs.record import versions
 
-# Ray reads these when it is imported: it reports to nobody, and leaves the terminal to classgrad.
+# Ray reads these when it is imported: no usage statistics, and no output on the terminal.
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -41,28 +40,28 @@ try:
 except ImportError:
     raise UserError("Ray is not installed: pip install 'classgrad[ray]'") from None
 
-CONNECTION = 5.0  # seconds to get one
-LOOK = 180.0  # seconds for a machine to start a process and import torch
-TO_SAVE = 120.0  # seconds for all to save their states, after which they are killed
-MAIL = 10.0  # seconds for the mailbox to answer
+CONNECT_TIMEOUT = 5.0  # seconds
+PROBE_TIMEOUT = 180.0  # seconds for a machine to start a process and import torch
+SAVE_TIMEOUT = 120.0  # seconds for all jobs to save their states before they are killed
+MAILBOX_TIMEOUT = 10.0  # seconds
 
 
 @dataclass
 class RayTask:
-    """A job that was given to the cluster, and the lock on its folder."""
+    """A job that was submitted to the cluster, and the lock of its folder."""
 
     status: Status
     number: int
     lock: Lock
     ref: "ray.ObjectRef[dict[str, Any]]"
-    machine: str = ""  # where it runs
-    mail: list[Mapping[str, Any]] = field(default_factory=list)
+    machine: str = ""  # name of the machine it runs on
+    received: list[Mapping[str, Any]] = field(default_factory=list)
     ended: bool = False
 
     def messages(self) -> Iterator[Mapping[str, Any]]:
-        """Yield what came by mail, and the end when it has ended."""
-        yield from self.mail
-        self.mail = []
+        """Yield the messages received since the last call, and the end once it has ended."""
+        yield from self.received
+        self.received = []
         if self.ended:
             self.lock.release()
             yield self._end()
@@ -72,7 +71,7 @@ class RayTask:
         try:
             end = ray.get(self.ref)
         except RayTaskError as error:
-            end = crash(str(error))
+            end = crash_message(str(error))
         except RayError as error:  # its process or its machine is gone, or it was cancelled
             end, reason = {"end": "stopped"}, f" (Ray: {type(error).__name__})"
         if end.get("end", "stopped") != "stopped":
@@ -82,71 +81,71 @@ class RayTask:
 
     def stop(self) -> None:
         """Ask it to save its state and end, or not to begin."""
-        ray.cancel(self.ref)  # is Ctrl-C to its process, for which it listens
+        ray.cancel(self.ref)  # sends SIGINT, which the worker handles
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it without saving its state."""
         ray.cancel(self.ref, force=True)
         self.lock.release()
 
 
 class RayPool(Pool[RayTask]):
-    """Some jobs on a cluster."""
+    """A pool of jobs on a cluster."""
 
-    starts_at_most = 5  # machines may be lent, and be taken back at any time
+    max_starts = 5  # preemptible machines may go at any time
 
-    def __init__(self, jobs: Iterable[Job], options: Options, show: Show) -> None:
+    def __init__(self, jobs: Iterable[Job], options: Options, display: Display) -> None:
         jobs = [replace(job, folder=job.folder.absolute()) for job in jobs]
-        super().__init__(jobs, options, show)
+        super().__init__(jobs, options, display)
         self.mailbox = new_mailbox()
         needed = resources(options)
-        # A process for each run, as without a cluster: its memory ends with it.
+        # max_calls=1: a process for each run, so that its memory is freed when it ends.
         self.remote = ray.remote(
             num_cpus=needed["CPU"], num_gpus=needed.get("GPU", 0), max_retries=0, max_calls=1
         )(attempt)
-        self.until: float | None = None  # when states should be saved
+        self.kill_time: float | None = None  # when jobs that were asked to stop are killed
 
     def start(self, status: Status) -> RayTask:
-        """Give a job to the cluster."""
+        """Submit a job to the cluster."""
         number = sum(status.starts for status in self.statuses)
         lock = Lock(status.job.folder).__enter__()
         text = to_json(status.job, self.options, locked=True)
         return RayTask(status, number, lock, self.remote.remote(text, number, self.mailbox))
 
     def wait(self) -> None:
-        """Wait until a task has ended, for a moment at most; collect the mail."""
+        """Wait until a task has ended, for at most `TICK` seconds; collect all messages."""
         refs = [task.ref for task in self.running]
         ended = ray.wait(refs, timeout=TICK)[0] if refs else []
-        mail: list[tuple[int, dict[str, Any]]] = []
-        with suppress(RayError):  # the mailbox is slow, or was killed and starts again
-            mail = ray.get(self.mailbox.take.remote(), timeout=MAIL)
+        received: list[tuple[int, dict[str, Any]]] = []
+        with suppress(RayError):  # the mailbox is slow, or was killed and restarts
+            received = ray.get(self.mailbox.take.remote(), timeout=MAILBOX_TIMEOUT)
         for task in self.running:
             task.ended = task.ref in ended
-            task.mail += [message for number, message in mail if number == task.number]
-        if self.asked is not None:
-            self.until = self.until or time.monotonic() + TO_SAVE
-            if time.monotonic() >= self.until:
+            task.received += [message for number, message in received if number == task.number]
+        if self.stop_signal is not None:
+            self.kill_time = self.kill_time or time.monotonic() + SAVE_TIMEOUT
+            if time.monotonic() >= self.kill_time:
                 self.kill_all()
 
-    def hear(self, one: RayTask, message: Mapping[str, Any]) -> None:
-        """Note and show what a message says; the first is from where it runs."""
+    def handle(self, job: RayTask, message: Mapping[str, Any]) -> None:
+        """Update the status of a job from a message; the first message names its machine."""
         if "machine" in message:
-            one.machine = message["machine"]
-            self.begin(one.status)
-        super().hear(one, message)
+            job.machine = message["machine"]
+            self.begin(job.status)
+        super().handle(job, message)
 
     def kill_all(self) -> None:
-        """End what has not ended long after it was asked to."""
+        """Kill jobs that did not end in time after they were asked to."""
         for task in list(self.running):
             task.kill()
             why = "it did not end in time; its last saved state is kept"
-            self.hear(task, {"end": "stopped", "why": why})
+            self.handle(task, {"end": "stopped", "why": why})
 
 
 def attempt(job: bytes, number: int, mailbox: Any) -> dict[str, Any]:
-    """Do a job, in a process of the cluster, and return the message on its end.
+    """Run a job, in a process of the cluster, and return its last message.
 
-    Others go into the mailbox, with the number. One that gets lost is no harm: only the end counts.
+    Other messages go to the mailbox, with the number of the task; they may get lost without harm.
     """
     end: dict[str, Any] = {}
 
@@ -158,21 +157,21 @@ def attempt(job: bytes, number: int, mailbox: Any) -> dict[str, Any]:
 
     send({"machine": socket.gethostname()})
     try:
-        carry_out(job, send)
+        run_job(job, send)
     except Exception:
-        return crash(traceback.format_exc())
+        return crash_message(traceback.format_exc())
     return end
 
 
-def crash(trace: str) -> dict[str, Any]:
-    """Return the message on a crash."""
+def crash_message(trace: str) -> dict[str, Any]:
+    """Return the last message of a job that crashed."""
     return {"end": "crashed", "why": trace.strip().splitlines()[-1], "trace": trace}
 
 
 def new_mailbox() -> Any:
-    """Return where tasks leave their messages: a process beside this one, as machines may go.
+    """Start an actor that collects the messages of tasks, on this machine, as others may go.
 
-    Ray sends a class within a function as it is, so that its process does not import torch.
+    Ray sends a class that is defined in a function by value, so its process does not import torch.
     """
 
     class Mailbox:
@@ -182,7 +181,7 @@ def new_mailbox() -> Any:
             self.messages: list[tuple[int, dict[str, Any]]] = []
 
         def put(self, number: int, message: dict[str, Any]) -> None:
-            """Leave a message."""
+            """Add a message."""
             self.messages.append((number, message))
 
         def take(self) -> list[tuple[int, dict[str, Any]]]:
@@ -190,17 +189,17 @@ def new_mailbox() -> Any:
             taken, self.messages = self.messages, []
             return taken
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    kind: Any = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox)
-    return kind.options(scheduling_strategy=here).remote()
+    this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor: Any = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox)
+    return actor.options(scheduling_strategy=this_node).remote()
 
 
 @contextmanager
 def connected(address: str, options: Options) -> Iterator[int]:
-    """Be connected to a cluster while the block runs; yield how many runs it has room for.
+    """Connect to a cluster for the block; yield how many runs it can run in parallel.
 
-    `auto` is the cluster of RAY_ADDRESS or one of this machine, else a new one of this machine
-    alone, which ends with the block.
+    `auto` is the cluster at RAY_ADDRESS, else one that runs on this machine, else a new one of this
+    machine alone, which ends with the block.
     """
     try:
         _connect(address, options.threads or 1)
@@ -213,7 +212,7 @@ def _connect(address: str, threads: int) -> None:
     settings: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.CRITICAL,
-        # numpy reads it when a process starts, which is too late for a run to say so itself.
+        # numpy reads it when a process starts, before a run could set it.
         "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads)}},
     }
     if address == "auto":
@@ -227,25 +226,25 @@ def _connect(address: str, threads: int) -> None:
             if address != "auto":
                 raise
             ray.init(address="local", include_dashboard=False, **settings)
-    except (OSError, RuntimeError, ValueError) as error:  # of another version, for example
-        raise refusal(address, error) from None
+    except (OSError, RuntimeError, ValueError) as error:  # another version, for example
+        raise cluster_error(address, error) from None
 
 
 def refuse_unreachable(address: str) -> None:
-    """Refuse an address where nothing answers, for which Ray itself waits minutes."""
+    """Refuse an address where nothing answers: Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdecimal():
         raise UserError(
-            f"'{shown(address)}' is no address of a Ray cluster: give HOST:PORT as 'ray start' "
-            "prints it, on a machine of the cluster, or auto"
+            f"'{shown(address)}' is not the address of a Ray cluster: give HOST:PORT as printed by "
+            "'ray start' on a machine of the cluster, or auto"
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECTION).close()
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT).close()
     except (OSError, OverflowError) as error:
-        raise refusal(address, error) from None
+        raise cluster_error(address, error) from None
 
 
-def refusal(address: str, error: Exception) -> UserError:
+def cluster_error(address: str, error: Exception) -> UserError:
     """Return the error for a cluster that cannot be used."""
     reason = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
     return UserError(
@@ -255,41 +254,41 @@ def refusal(address: str, error: Exception) -> UserError:
 
 
 def refuse_relative(jobs: Iterable[Job]) -> None:
-    """Refuse folders of images that a machine would look for below where its part was started."""
+    """Refuse relative folders of images: each machine has its own working directory."""
     for benchmark in {job.plan.benchmark for job in jobs}:
         kind, _, path = benchmark.partition(":")
         if kind == "folder" and not Path(path).is_absolute():
-            whole = f"folder:{Path(path).absolute()}"
+            absolute = f"folder:{Path(path).absolute()}"
             raise UserError(
-                f"'{shown(benchmark)}' on a cluster: give the whole path, {shown(whole)}"
+                f"'{shown(benchmark)}' on a cluster: give the absolute path, {shown(absolute)}"
             )
 
 
 def resources(options: Options) -> dict[str, int]:
-    """Return what a run needs of a machine, in Ray's words."""
+    """Return the resources that a run needs, by Ray's names."""
     gpu = {"GPU": 1} if options.device.startswith("cuda") else {}
     return {"CPU": options.threads or 1, **gpu}
 
 
 def slots(needed: dict[str, int]) -> int:
-    """Return how many runs that need this of a machine the cluster has room for at once."""
+    """Return how many runs with these needs fit the cluster in parallel."""
     count = sum(slots_of(node, needed) for node in ray.nodes())
     if not count:
-        wanted = " and ".join(f"{n} {name}{'s' * (n > 1)}" for name, n in needed.items())
+        amounts = " and ".join(f"{n} {name}{'s' * (n > 1)}" for name, n in needed.items())
         remedy = "give a run fewer threads" + (", or another device" if "GPU" in needed else "")
-        raise UserError(f"no machine of the cluster has {wanted} for a run: {remedy}")
+        raise UserError(f"no machine of the cluster has {amounts} for a run: {remedy}")
     return count
 
 
 def slots_of(node: dict[str, Any], needed: dict[str, int]) -> int:
-    """Return how many runs a machine, as Ray describes it, has room for."""
+    """Return how many runs with these needs fit a machine, as described by `ray.nodes`."""
     if not node["Alive"]:
         return 0
     return min(int(node["Resources"].get(name, 0) // count) for name, count in needed.items())
 
 
 def refuse_differences(options: Options, out: Path | None) -> None:
-    """Refuse machines with other versions, and those that do not see the folder for the results."""
+    """Refuse machines with other versions, and those that do not see the folder of results."""
     path = None
     with ExitStack() as stack:
         if out is not None:
@@ -301,18 +300,18 @@ def refuse_differences(options: Options, out: Path | None) -> None:
             except OSError as error:
                 reason = f"{error.strerror}; give another folder"
                 raise UserError(f"cannot write to '{out}': {reason}") from None
-        answers = ask_machines(resources(options), path)
-    here = versions()
+        answers = probe_machines(resources(options), path)
+    local_versions = versions()
     for name, answer in answers.items():
         if "missing" in answer:
             reason = shown(answer["missing"])
-            raise UserError(f"machine {name} has no classgrad that works: {reason}; install it")
+            raise UserError(f"machine {name} cannot import classgrad: {reason}; install it there")
         for package in ("classgrad", "torch", "numpy", "scikit-learn"):
-            there = answer["versions"][package]
-            if there != here[package]:
+            version = answer["versions"][package]
+            if version != local_versions[package]:
                 raise UserError(
-                    f"machine {name} has {package} {shown(there)}, here it is {here[package]}: "
-                    "install the same on all machines"
+                    f"machine {name} has {package} {shown(version)}, this one "
+                    f"{local_versions[package]}: install the same version on all machines"
                 )
         if not answer["seen"]:
             raise UserError(
@@ -320,33 +319,34 @@ def refuse_differences(options: Options, out: Path | None) -> None:
             )
 
 
-def ask_machines(needed: dict[str, int], path: str | None) -> dict[str, dict[str, Any]]:
-    """Return what a process on each machine finds there, by the machine's name."""
-    look: Any = ray.remote(num_cpus=0, max_retries=0)(question())
-    asked, answers = {}, {}
+def probe_machines(needed: dict[str, int], path: str | None) -> dict[str, dict[str, Any]]:
+    """Return versions, and whether a path exists, for each machine that can run jobs, by name."""
+    probe: Any = ray.remote(num_cpus=0, max_retries=0)(machine_probe())
+    pending, answers = {}, {}
     for node in ray.nodes():
         if slots_of(node, needed):
             host, address, number = (
                 node[key] for key in ("NodeManagerHostname", "NodeManagerAddress", "NodeID")
             )
-            there = look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(number, False))
-            asked[f"{host} ({address}, {number[:6]})"] = there.remote(path)
-    for name, answer in asked.items():
+            on_node = NodeAffinitySchedulingStrategy(number, False)
+            ref = probe.options(scheduling_strategy=on_node).remote(path)
+            pending[f"{host} ({address}, {number[:6]})"] = ref
+    for name, ref in pending.items():
         try:
-            answers[name] = ray.get(answer, timeout=LOOK)
+            answers[name] = ray.get(ref, timeout=PROBE_TIMEOUT)
         except RayError as error:
             reason = shown(str(error).partition("\n")[0])
             raise UserError(f"machine {name} does not answer: {reason}") from None
     return answers
 
 
-def question() -> Callable[[str | None], dict[str, Any]]:
-    """Return what looks at a machine.
+def machine_probe() -> Callable[[str | None], dict[str, Any]]:
+    """Return the function that is called on each machine.
 
-    Ray sends a function within a function as it is, so this works where there is no classgrad.
+    Ray sends a function that is defined in a function by value, so the machine needs no classgrad.
     """
 
-    def look(path: str | None) -> dict[str, Any]:
+    def probe(path: str | None) -> dict[str, Any]:
         import os
 
         try:
@@ -355,4 +355,4 @@ def question() -> Callable[[str | None], dict[str, Any]]:
             return {"missing": str(error)}
         return {"versions": versions(), "seen": path is None or os.path.exists(path)}
 
-    return look
+    return probe

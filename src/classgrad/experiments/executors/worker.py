@@ -1,8 +1,8 @@
-"""One job, here or on another machine; as `python -m classgrad.experiments.executors.worker`.
+"""Run one job: in a task of Ray, or as `python -m classgrad.experiments.executors.worker`.
 
 That process reads the job as one line of JSON from standard input and writes messages, each a line
-of JSON (see `jobs.Status`), to standard output. When standard input is closed, whoever started it
-is gone: it saves its state and ends.
+of JSON (see `jobs.Status`), to standard output. When standard input is closed, its parent process
+has ended: it saves its state and ends, too.
 """
 
 import json
@@ -29,19 +29,19 @@ from classgrad.runs.run import Run, load_stream
 from classgrad.runs.spec import Plan
 from classgrad.training.loop import Progress
 
-PAUSE = 0.2  # seconds between two messages on progress
+MESSAGE_INTERVAL = 0.2  # seconds between two messages on progress
 
 Send = Callable[[dict[str, Any]], None]
 
 
 def to_json(job: Job, options: Options, *, locked: bool = False) -> bytes:
-    """Return a job as `carry_out` reads it; `locked` says that its folder is locked for it."""
+    """Return a job as `run_job` reads it; `locked` if the caller holds the lock of its folder."""
     values = {"plan": job.plan.as_dict(), "folder": job.folder, "url": job.url, "locked": locked}
     return json.dumps({**asdict(options), **values}, default=str).encode()
 
 
-def carry_out(text: bytes, send: Send) -> None:
-    """Do a job, and tell how far it is and how it ended."""
+def run_job(text: bytes, send: Send) -> None:
+    """Run a job, and send messages on its progress and its end."""
     try:
         record = learn(json.loads(text), send)
     except InUse as error:
@@ -51,11 +51,11 @@ def carry_out(text: bytes, send: Send) -> None:
     except Stopped:
         send({"end": "stopped"})
     else:
-        send({"end": "done", "done": 1.0, **measured(record)})
+        send({"end": "done", "done": 1.0, **measures(record)})
 
 
 def learn(job: dict[str, Any], send: Send) -> RunRecord:
-    """Learn what is not learnt yet; return the record."""
+    """Start or resume the run of a job; return its record."""
     if job["threads"] is not None:
         torch.set_num_threads(job["threads"])
     plan, minutes, sent = Plan.from_dict(job["plan"]), job["save_minutes"], 0.0
@@ -66,10 +66,10 @@ def learn(job: dict[str, Any], send: Send) -> RunRecord:
 
         def observer(at: Progress) -> None:
             nonlocal sent
-            if time.monotonic() - sent >= PAUSE:
+            if time.monotonic() - sent >= MESSAGE_INTERVAL:
                 sent = time.monotonic()
-                place = {"task": at.task, "tasks": len(run.stream), "done": run.share_done(at)}
-                send({**place, **measured(run.record)})
+                position = {"task": at.task, "tasks": len(run.stream), "done": run.share_done(at)}
+                send({**position, **measures(run.record)})
 
         def tell(line: str, hint: str | None = None) -> None:
             send({"tell": line})
@@ -78,27 +78,27 @@ def learn(job: dict[str, Any], send: Send) -> RunRecord:
             return run.resume(observer, tell=tell, locked=job["locked"])
 
 
-def measured(record: RunRecord) -> dict[str, Any]:
-    """Return what was measured so far."""
+def measures(record: RunRecord) -> dict[str, Any]:
+    """Return accuracy and backward transfer of the tasks learnt so far."""
     return {"accuracy": record.average_accuracy, "transfer": record.backward_transfer}
 
 
 def main() -> None:
-    """Do the job that standard input describes."""
+    """Run the job that is read from standard input."""
     output = os.dup(1)
-    os.dup2(2, 1)  # whatever else is printed goes to standard error
+    os.dup2(2, 1)  # anything that is printed goes to standard error
 
     def send(message: dict[str, Any]) -> None:
-        with suppress(BrokenPipeError):  # nobody listens any more, and the input ends too
+        with suppress(BrokenPipeError):  # the parent has ended, so standard input closes, too
             os.write(output, json.dumps(message).encode() + b"\n")
 
     job = sys.stdin.buffer.readline()
-    threading.Thread(target=end_with_input, daemon=True).start()
-    carry_out(job, send)
+    threading.Thread(target=stop_when_input_closes, daemon=True).start()
+    run_job(job, send)
 
 
-def end_with_input() -> None:
-    """Wait until standard input is closed, then ask this process to stop."""
+def stop_when_input_closes() -> None:
+    """Wait until standard input is closed, then send SIGTERM to this process."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Records as one page that opens offline: a comparison, figures with their values, every run."""
+"""An HTML page of runs that opens offline: a comparison, figures with their values, every run."""
 
 import base64
 import hashlib
@@ -21,7 +21,7 @@ from classgrad.runs.record import RunRecord
 
 @dataclass(frozen=True)
 class Live:
-    """What a page has that follows runs: what tells it from a later one, and what is new."""
+    """Additions to a page that follows runs: the version of its records, and news on top."""
 
     version: str
     news: Sequence[str]
@@ -35,10 +35,10 @@ def page(
     published: Sequence[PublishedLine] = (),
     live: Live | None = None,
 ) -> str:
-    """Return a page that compares runs, with all it needs inside.
+    """Return a self-contained page that compares runs.
 
     Differences are to the best row of a benchmark, or to the one whose label is `against`.
-    `published` is what papers print, `live` what a page has that follows runs.
+    `published` has the figures of papers, and `live` is for a page that follows runs.
     """
     if not records:
         raise UserError("there are no runs to compare: give folders of runs")
@@ -46,29 +46,29 @@ def page(
 
 
 def page_of(
-    several: Sequence[Section], *, title: str | None = None, live: Live | None = None
+    compared: Sequence[Section], *, title: str | None = None, live: Live | None = None
 ) -> str:
-    """Return the page of sections, with all it needs inside."""
-    names = dict.fromkeys(section.rows[0].runs[0].benchmark for section in several)
+    """Return the self-contained page of some sections."""
+    names = dict.fromkeys(section.rows[0].runs[0].benchmark for section in compared)
     title = title or "Continual learning on " + ", ".join(names)
-    rows = [row for section in several for row in section.rows]
+    rows = [row for section in compared for row in section.rows]
     methods = counted(len({row.runs[0].method_name for row in rows}), "method")
     count = counted(sum(len(row.runs) for row in rows), "run")
-    where = f"over {counted(len(several[0].tasks), 'task')}"
-    if len(several) > 1:
-        where = f"on {len(several)} benchmarks"
-    lead = f"{methods} in {count} {where}: what they learn, what they keep, what it costs."
-    return _document(title, lead, several, live)
+    where = f"over {counted(len(compared[0].tasks), 'task')}"
+    if len(compared) > 1:
+        where = f"on {len(compared)} benchmarks"
+    lead = f"{methods} in {count} {where}: accuracy, forgetting and cost."
+    return _document(title, lead, compared, live)
 
 
 def waiting_page(live: Live) -> str:
     """Return the page that follows runs before there is anything to compare."""
-    lead = "This page shows the first one when it has."
+    lead = "Runs appear on this page when they have learnt their first task."
     return _document("No run has finished a task yet", lead, [], live)
 
 
-def _document(title: str, lead: str, several: Sequence[Section], live: Live | None) -> str:
-    """Fill the template; a live page asks where it came from for a later version of itself."""
+def _document(title: str, lead: str, compared: Sequence[Section], live: Live | None) -> str:
+    """Fill the template; a live page asks its server for later versions of itself."""
     style, script = _file("style.css"), _file("script.js") + (_file("watch.js") if live else "")
     policy = (
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
@@ -77,7 +77,7 @@ def _document(title: str, lead: str, several: Sequence[Section], live: Live | No
     return _template().render(
         title=title,
         lead=lead,
-        sections=several,
+        sections=compared,
         live=live,
         policy=policy,
         style=Markup(style),

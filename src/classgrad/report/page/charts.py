@@ -1,6 +1,6 @@
-"""Kinds of figures, as plain data: the same for the page, for pictures and for tables of values.
+"""Types of figures, as plain data that the page, picture files and tables of values are made of.
 
-A figure has panels that share their scale, and a table with all that it shows.
+A figure has panels that share their scale, and a table of all its values.
 """
 
 import math
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 STYLES = 7  # of lines: colours and marks
-# The colours of heat maps: from sand to deep blue, ever darker.
+# The colours of heat maps, from light to dark: sand to deep blue.
 SHADES = [(247, 236, 214), (205, 214, 190), (122, 180, 182), (52, 123, 160), (20, 62, 110)]
 
 
 @dataclass(frozen=True)
 class Values:
-    """All that a figure shows, in words."""
+    """A table of all values of a figure."""
 
     head: list[str]
     lines: list[list[str]]
@@ -23,21 +23,21 @@ class Values:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point, a cell, a dot or a part of a bar: its value, and what is said of it."""
+    """A point, a cell, a dot or a part of a bar: its value and its tooltip."""
 
     value: float
     tip: str
 
 
-def value_at(marks: Sequence[Mark | None], place: int) -> str:
-    """Return a value for a table, a dash where there is none."""
-    mark = marks[place] if place < len(marks) else None
+def value_at(marks: Sequence[Mark | None], index: int) -> str:
+    """Return a value for a table, or a dash where there is none."""
+    mark = marks[index] if index < len(marks) else None
     return f"{mark.value:.1f}" if mark else "–"
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line: a mark, or nothing, for each place along the axis. The style is a number."""
+    """A line: a mark or None for each position along the axis, and the number of its style."""
 
     label: str
     marks: list[Mark | None]
@@ -46,14 +46,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """A part of a figure."""
+    """One of the drawings of a figure."""
 
     title: str
 
 
 @dataclass(frozen=True)
 class LinePanel(Panel):
-    """Lines in one frame, before others that are there for comparison only."""
+    """Lines in one frame, in front of grey others for comparison."""
 
     series: list[Series]
     others: list[Series]
@@ -61,14 +61,14 @@ class LinePanel(Panel):
 
 @dataclass(frozen=True)
 class HeatPanel(Panel):
-    """A matrix, line by line."""
+    """A matrix, row by row."""
 
     cells: list[list[Mark | None]]
 
 
 @dataclass(frozen=True)
 class DotPanel(Panel):
-    """Values along one axis, and a few words on them."""
+    """Values along one axis, and a note on them."""
 
     note: str
     dots: list[Mark]
@@ -85,7 +85,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class BarPanel(Panel):
-    """Bars below each other, and what their parts are."""
+    """Bars below each other, and the names of their parts."""
 
     bars: list[Bar]
     parts: list[str]
@@ -93,7 +93,7 @@ class BarPanel(Panel):
 
 @dataclass(frozen=True)
 class Figure:
-    """What all figures have."""
+    """What all types of figures have in common."""
 
     kind: str
     title: str
@@ -109,7 +109,7 @@ class Lines(Figure):
     panels: list[LinePanel]
     low: float
     high: float
-    count: int  # of places along the axis
+    count: int  # of positions along the axis
     axis: str
 
 
@@ -144,23 +144,23 @@ class Bars(Figure):
 
 
 def swarm(values: Sequence[float], low: float, high: float, columns: int = 50) -> list[float]:
-    """Return how far from the middle, at most 1, values are put so as not to cover each other.
+    """Return offsets of dots from the middle line, at most 1, so that they do not overlap.
 
     >>> swarm([0.0, 5.0, 5.0], 0, 10)
     [0.0, -0.12, 0.12]
     """
-    places = [round((value - low) / (high - low) * columns) for value in values]
-    counts, seen = Counter(places), Counter[int]()
+    bins = [round((value - low) / (high - low) * columns) for value in values]
+    counts, seen = Counter(bins), Counter[int]()
     offsets = []
-    for place in places:
-        step = min(0.24, 2 / counts[place])
-        offsets.append(step * (seen[place] - (counts[place] - 1) / 2))
-        seen[place] += 1
+    for bin_ in bins:
+        step = min(0.24, 2 / counts[bin_])
+        offsets.append(step * (seen[bin_] - (counts[bin_] - 1) / 2))
+        seen[bin_] += 1
     return offsets
 
 
 def step_of(low: float, high: float, most: int = 5) -> float:
-    """Return a round distance between at most so many ticks.
+    """Return a round distance between ticks, of which there are at most about `most`.
 
     >>> step_of(0, 100), step_of(62, 97), step_of(0.7, 0.95)
     (20.0, 10.0, 0.05)
@@ -171,7 +171,7 @@ def step_of(low: float, high: float, most: int = 5) -> float:
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Return round values between two.
+    """Return round values for ticks between two values.
 
     >>> ticks(62, 97)
     [70.0, 80.0, 90.0]
@@ -182,7 +182,7 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def round_range(values: list[float], least: float = 1.0) -> tuple[float, float]:
-    """Return a round range that holds all values and is not empty.
+    """Return a round range that contains all values and is not empty.
 
     >>> round_range([62.3, 97.1])
     (60.0, 100.0)
@@ -200,15 +200,15 @@ def shade(share: float) -> str:
     >>> shade(0), shade(0.5), shade(2)
     ('#f7ecd6', '#7ab4b6', '#143e6e')
     """
-    place = min(max(share, 0.0), 1.0) * (len(SHADES) - 1)
-    number = min(int(place), len(SHADES) - 2)
-    low, high, part = SHADES[number], SHADES[number + 1], place - number
+    position = min(max(share, 0.0), 1.0) * (len(SHADES) - 1)
+    index = min(int(position), len(SHADES) - 2)
+    low, high, part = SHADES[index], SHADES[index + 1], position - index
     mixed = (round(a + (b - a) * part) for a, b in zip(low, high, strict=True))
     return "#" + "".join(f"{value:02x}" for value in mixed)
 
 
 def depth(colour: str) -> str:
-    """Say whether a colour is dark, so that white is easier to read on it than black, or light."""
+    """Return "dark" if white text is easier to read on a colour than black, else "light"."""
     light = luminance(colour)
     return "light" if (light + 0.05) / 0.05 >= 1.05 / (light + 0.05) else "dark"
 
@@ -221,7 +221,7 @@ def luminance(colour: str) -> float:
 
 
 def short(text: str, most: int) -> str:
-    """Return at most so many characters of a text.
+    """Shorten a text to at most `most` characters.
 
     >>> short("cgp similarity=0.7", 8)
     'cgp sim…'

@@ -1,4 +1,4 @@
-"""Figures as inline SVG: a drawing for each panel, small enough for a phone to show in full."""
+"""Figures as inline SVG: a drawing for each panel, small enough for the screen of a phone."""
 
 from collections.abc import Callable, Sequence
 
@@ -41,7 +41,7 @@ def drawings(figure: Figure) -> list[Markup]:
 
 
 def layout(figure: Figure) -> str:
-    """Say how much space a panel needs."""
+    """Return the CSS class for the width of a figure's panels."""
     if isinstance(figure, Lines) and len(figure.panels) == 1:
         return "one"
     if isinstance(figure, Heat):
@@ -50,25 +50,25 @@ def layout(figure: Figure) -> str:
 
 
 def legend(figure: Figure) -> list[tuple[Markup, str]]:
-    """Return samples of lines and of parts of bars, with what they stand for."""
+    """Return samples of lines or of parts of bars, with their names."""
     if isinstance(figure, Bars):
         parts = [part for panel in figure.panels for part in enumerate(panel.parts)]
-        return [(element("i", "", class_=f"box p{place}"), name) for place, name in parts]
+        return [(element("i", "", class_=f"box p{index}"), name) for index, name in parts]
     if isinstance(figure, Lines):
-        styles = {one.label: one.style for panel in figure.panels for one in panel.series}
+        styles = {line.label: line.style for panel in figure.panels for line in panel.series}
         if len(styles) > 1 and not any(panel.others for panel in figure.panels):
             return [(swatch(style), label) for label, style in styles.items()]
     return []
 
 
 def lines(figure: Lines, panel: LinePanel) -> Markup:
-    """Draw lines over tasks; several in the only frame have their names at their ends."""
+    """Draw lines over tasks; in a figure of a single panel, with their names at their ends."""
     named = len(figure.panels) == 1
     width, height = (360.0, 215.0) if named else (240.0, 140.0)
     left, right, top, bottom = 34.0, 88.0 if named else 10.0, 10.0, 34.0
 
-    def x_of(place: float) -> float:
-        return left + (width - left - right) * (place + 0.5) / max(figure.count, 1)
+    def x_of(task: float) -> float:
+        return left + (width - left - right) * (task + 0.5) / max(figure.count, 1)
 
     def y_of(value: float) -> float:
         share = (value - figure.low) / (figure.high - figure.low)
@@ -81,40 +81,40 @@ def lines(figure: Lines, panel: LinePanel) -> Markup:
         parts.append(text(left - 5, y + 4, f"{tick:g}", "end"))
     every = -(-figure.count // (10 if named else 6))
     parts += [
-        text(x_of(place), height - bottom + 14, str(place + 1), "middle")
-        for place in range(0, figure.count, every)
+        text(x_of(task), height - bottom + 14, str(task + 1), "middle")
+        for task in range(0, figure.count, every)
     ]
     parts.append(text((left + width - right) / 2, height - 3, figure.axis, "middle"))
     for series in panel.others:
-        parts.append(element("path", class_="other", d=_way(series, x_of, y_of)))
+        parts.append(element("path", class_="other", d=_path(series, x_of, y_of)))
     for series in panel.series:
-        parts.append(element("path", class_=_class("line", series), d=_way(series, x_of, y_of)))
-        for place, mark in enumerate(series.marks):
+        parts.append(element("path", class_=_class("line", series), d=_path(series, x_of, y_of)))
+        for task, mark in enumerate(series.marks):
             if mark:
-                sign = _sign(series.style, x_of(place), y_of(mark.value))
-                parts.append(with_tip("path", mark, class_=_class("mark", series), d=sign))
+                symbol = _symbol(series.style, x_of(task), y_of(mark.value))
+                parts.append(with_tip("path", mark, class_=_class("mark", series), d=symbol))
     if named:
         parts += _names_at_ends(panel.series, y_of, width - right + 6, height - bottom)
-    ends = [f"{one.label} {_last(one):.1f}" for one in panel.series if any(one.marks)]
+    ends = [f"{line.label} {_last(line):.1f}" for line in panel.series if any(line.marks)]
     title = f"{figure.title}, {panel.title}" if panel.title else figure.title
-    words = f"{title}. At the end, %: {', '.join(ends) or 'nothing measured'}."
-    return picture(width, height, words, parts)
+    description = f"{title}. At the end, %: {', '.join(ends) or 'nothing measured'}."
+    return picture(width, height, description, parts)
 
 
 def _names_at_ends(series: Sequence[Series], y_of: Axis, x: float, lowest: float) -> list[Markup]:
-    """Return the names of lines beside their last marks, moved apart where they would touch."""
-    ends = [(y_of(_last(one)), one) for one in series if any(one.marks)]
+    """Return the names of lines beside their last marks, moved apart where they would overlap."""
+    ends = [(y_of(_last(line)), line) for line in series if any(line.marks)]
     ends.sort(key=lambda end: end[0])
     gap = 12.5
-    places: list[float] = []
+    heights: list[float] = []
     for y, _ in ends:
-        places.append(max(y, places[-1] + gap) if places else y)
-    for i in reversed(range(len(places))):
-        below = places[i + 1] - gap if i + 1 < len(places) else lowest
-        places[i] = min(places[i], below)
+        heights.append(max(y, heights[-1] + gap) if heights else y)
+    for i in reversed(range(len(heights))):
+        limit = heights[i + 1] - gap if i + 1 < len(heights) else lowest
+        heights[i] = min(heights[i], limit)
     return [
-        text(x, y + 4, brief(one.label, 14), "start", "name")
-        for y, (_, one) in zip(places, ends, strict=True)
+        text(x, y + 4, brief(line.label, 14), "start", "name")
+        for y, (_, line) in zip(heights, ends, strict=True)
     ]
 
 
@@ -122,24 +122,24 @@ def _last(series: Series) -> float:
     return [mark.value for mark in series.marks if mark][-1]
 
 
-def _way(series: Series, x_of: Axis, y_of: Axis) -> str:
+def _path(series: Series, x_of: Axis, y_of: Axis) -> str:
     """Return the path through the marks, with a gap where one is missing."""
-    way, drawing = "", False
-    for place, mark in enumerate(series.marks):
+    path, drawing = "", False
+    for task, mark in enumerate(series.marks):
         if mark:
-            way += f"{'L' if drawing else 'M'}{x_of(place):.1f} {y_of(mark.value):.1f}"
+            path += f"{'L' if drawing else 'M'}{x_of(task):.1f} {y_of(mark.value):.1f}"
         drawing = mark is not None
-    return way
+    return path
 
 
 def _class(kind: str, series: Series) -> str:
     return f"{kind} s{series.style % STYLES} d{series.style % STYLES}"
 
 
-def _sign(style: int, x: float, y: float) -> str:
-    """Return the mark of a style as a path: circle, square, triangle, diamond, ..."""
+def _symbol(style: int, x: float, y: float) -> str:
+    """Return the symbol of a style as a path: circle, square, triangle, diamond, ..."""
     r = 3.4
-    signs = [
+    symbols = [
         f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0",
         f"M{x - 3:.1f} {y - 3:.1f}h6v6h-6z",
         f"M{x:.1f} {y - 4:.1f}l3.8 7h-7.6z",
@@ -148,20 +148,20 @@ def _sign(style: int, x: float, y: float) -> str:
         f"M{x - 4:.1f} {y - 1.3:.1f}h2.7v-2.7h2.6v2.7h2.7v2.6h-2.7v2.7h-2.6v-2.7h-2.7z",
         f"M{x - 4.4:.1f} {y - 1.8:.1f}h8.8v3.6h-8.8z",
     ]
-    return signs[(style + style // STYLES) % STYLES]
+    return symbols[(style + style // STYLES) % STYLES]
 
 
 def swatch(style: int) -> Markup:
     """Draw the sample of a line for the legend."""
-    one = Series("", [], style)
-    line = element("path", class_=_class("line", one), d="M1 7H29")
-    mark = element("path", class_=_class("mark", one), d=_sign(style, 15, 7))
+    sample = Series("", [], style)
+    line = element("path", class_=_class("line", sample), d="M1 7H29")
+    mark = element("path", class_=_class("mark", sample), d=_symbol(style, 15, 7))
     return element("svg", line, mark, viewBox="0 0 30 14", class_="swatch", aria_hidden="true")
 
 
 def heat(figure: Heat, panel: HeatPanel) -> Markup:
-    """Draw a matrix; its cells have their values written in them where there is space."""
-    count = max(len(one.cells) for one in figure.panels)
+    """Draw a matrix, with values in its cells where there is space."""
+    count = max(len(each.cells) for each in figure.panels)
     width = 300.0 if count > 6 else 200.0
     left, top, bottom = 22.0, 2.0, 16.0
     side = min((width - left - 2) / count, 40.0)
@@ -176,12 +176,12 @@ def heat(figure: Heat, panel: HeatPanel) -> Markup:
                 cell = [element("rect", x=x, y=y, width=side - 1, height=side - 1, fill=colour)]
                 if count <= 12:
                     middle = {"x": x + side / 2 - 0.5, "y": y + side / 2 + 3.5}
-                    shown = f"{mark.value:.0f}"
-                    cell.append(element("text", shown, **middle, class_=f"on-{depth(colour)}"))
+                    value = f"{mark.value:.0f}"
+                    cell.append(element("text", value, **middle, class_=f"on-{depth(colour)}"))
                 parts.append(with_tip("g", mark, *cell))
     known = [mark.value for line in panel.cells for mark in line if mark]
-    words = f"{figure.title}, {panel.title}: from {min(known):.1f} to {max(known):.1f} %."
-    return picture(width, top + count * side + bottom, words, parts)
+    description = f"{figure.title}, {panel.title}: from {min(known):.1f} to {max(known):.1f} %."
+    return picture(width, top + count * side + bottom, description, parts)
 
 
 def scale(figure: Heat) -> Markup:
@@ -198,7 +198,7 @@ def scale(figure: Heat) -> Markup:
 
 
 def dots(figure: Dots, panel: DotPanel) -> Markup:
-    """Draw values along an axis; those that would cover each other are put side by side."""
+    """Draw values along an axis; dots that would overlap are moved apart."""
     width, height, left, right, middle = 280.0, 70.0, 12.0, 12.0, 28.0
 
     def x_of(value: float) -> float:
@@ -209,9 +209,9 @@ def dots(figure: Dots, panel: DotPanel) -> Markup:
         kind = "zero" if tick == 0 else "rule"
         parts.append(element("path", class_=kind, d=f"M{x_of(tick):.1f} 4V52"))
         parts.append(text(x_of(tick), 65, f"{tick:g}".replace("-", "−"), "middle"))
-    places = swarm([dot.value for dot in panel.dots], figure.low, figure.high)
-    for dot, place in zip(panel.dots, places, strict=True):
-        y = middle + 22 * place
+    offsets = swarm([dot.value for dot in panel.dots], figure.low, figure.high)
+    for dot, offset in zip(panel.dots, offsets, strict=True):
+        y = middle + 22 * offset
         parts.append(with_tip("circle", dot, class_="dot", cx=x_of(dot.value), cy=y, r=2.6))
     if panel.dots:
         mean = sum(dot.value for dot in panel.dots) / len(panel.dots)
@@ -223,41 +223,41 @@ def bars(panel: BarPanel) -> Markup:
     """Draw bars below each other, each below its name and its amount."""
     width, step = 320.0, 28.0
     lengths = [[max(part.value, 0.0) for part in bar.parts] for bar in panel.bars]
-    longest = max((sum(several) for several in lengths), default=0.0) or 1.0
+    longest = max((sum(values) for values in lengths), default=0.0) or 1.0
     parts = []
-    for number, (bar, several) in enumerate(zip(panel.bars, lengths, strict=True)):
+    for number, (bar, values) in enumerate(zip(panel.bars, lengths, strict=True)):
         y, x = number * step, 0.0
         parts.append(text(0, y + 11, short(bar.label, 40), "start", "name"))
         parts.append(text(width, y + 11, bar.text, "end"))
         parts.append(element("rect", class_="track", x=0, y=y + 16, width=width, height=7))
-        for place, (part, value) in enumerate(zip(bar.parts, several, strict=True)):
+        for index, (part, value) in enumerate(zip(bar.parts, values, strict=True)):
             length = width * value / longest
             if length > 0:
                 box = {"x": x, "y": y + 16, "width": length, "height": 7}
-                parts.append(with_tip("rect", part, class_=f"part p{place}", **box))
+                parts.append(with_tip("rect", part, class_=f"part p{index}", **box))
             x += length
-    words = ", ".join(f"{bar.label} {bar.text}" for bar in panel.bars)
-    return picture(width, step * len(panel.bars), f"{panel.title}: {words}.", parts)
+    amounts = ", ".join(f"{bar.label} {bar.text}" for bar in panel.bars)
+    return picture(width, step * len(panel.bars), f"{panel.title}: {amounts}.", parts)
 
 
-def picture(width: float, height: float, words: str, parts: Sequence[Markup]) -> Markup:
-    """Return a drawing that fills the width it is given, and what it shows in words."""
+def picture(width: float, height: float, description: str, parts: Sequence[Markup]) -> Markup:
+    """Return a drawing that fills the available width, with a description for screen readers."""
     box = f"0 0 {width:g} {height:g}"
-    return element("svg", *parts, viewBox=box, role="img", aria_label=words)
+    return element("svg", *parts, viewBox=box, role="img", aria_label=description)
 
 
 def with_tip(name: str, mark: Mark, *children: str, **attributes: object) -> Markup:
-    """Return an element that says what it is: by the script, or by its title without it."""
+    """Return an element with a tooltip: shown by the script, or as a title without scripts."""
     return element(name, element("title", mark.tip), *children, data_tip=mark.tip, **attributes)
 
 
-def text(x: float, y: float, words: str, anchor: str, class_: str | None = None) -> Markup:
-    """Return text that starts, ends or has its middle at a place."""
-    return element("text", words, x=float(x), y=float(y), text_anchor=anchor, class_=class_)
+def text(x: float, y: float, content: str, anchor: str, class_: str | None = None) -> Markup:
+    """Return text that starts, ends or has its middle at a point, as `anchor` says."""
+    return element("text", content, x=float(x), y=float(y), text_anchor=anchor, class_=class_)
 
 
 def element(name: str, /, *children: str, **attributes: object) -> Markup:
-    """Return an element; `class_` and `data_tip` stand for class and data-tip, None for nothing.
+    """Return an element; `class_` and `data_tip` are written as class and data-tip, None is not.
 
     Children and attributes that are not markup are escaped.
 
@@ -275,12 +275,12 @@ def element(name: str, /, *children: str, **attributes: object) -> Markup:
 
 
 def _plain(value: object) -> str:
-    """Return the shortest text of a coordinate, and any other value as it is."""
+    """Return a coordinate with at most one decimal, and any other value as it is."""
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def brief(label: str, most: int) -> str:
-    """Return a label without the names of settings if it is too long, and no more than its start.
+    """Shorten a label that is too long: leave out the names of settings, then its end.
 
     >>> brief("cgp similarity=0.7 contrast=0.1", 14), brief("gpm", 14)
     ('cgp 0.7 0.1', 'gpm')

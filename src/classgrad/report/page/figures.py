@@ -1,4 +1,4 @@
-"""The figures of a section: what each of them shows, from its rows."""
+"""The figures of a section, from the records of its rows."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,14 +26,14 @@ from classgrad.report.statistics import MeanStd, mean_std
 from classgrad.report.text import counted, duration, size
 from classgrad.runs.record import Layer, RunRecord
 
-TOGETHER = 7  # lines that can be told apart in one frame
-OTHERS = 30  # grey lines in a frame: with all of them a page of many methods is huge
+MAX_TOGETHER = 7  # lines that can be told apart in one frame
+MAX_OTHERS = 30  # grey lines in a frame: with all of them a page of many methods is huge
 PHASES = {"train": "training", "memory": "memory update", "evaluate": "evaluation"}
 Losses = Mapping[tuple[str, str], MeanStd]  # by task and class
 
 
 def figures(section: Section) -> list[Figure]:
-    """Return what there is to draw, in the order of the page."""
+    """Return the figures that the records have data for, in the order of the page."""
     optional = [curve(section), matrices(section), forgetting(section), free_rank(section)]
     optional += [merged_classes(row) for row in section.rows]
     return [*(figure for figure in optional if figure), cost(section)]
@@ -41,21 +41,21 @@ def figures(section: Section) -> list[Figure]:
 
 def curve(section: Section) -> Lines | None:
     """Return the average accuracy after each task: a line for each row."""
-    averages = [[row.average(after) for after in section.places] for row in section.rows]
-    known = [one.mean for line in averages for one in line if one]
+    averages = [[row.average(after) for after in section.task_indices] for row in section.rows]
+    known = [average.mean for line in averages for average in line if average]
     if not known:
         return None
     lines = [
         Series(row.label, _after_tasks(row.label, line, section.tasks), style)
         for style, (row, line) in enumerate(zip(section.rows, averages, strict=True))
     ]
-    grey = "the" if len(lines) - 1 <= OTHERS else "some of the"
+    grey = "the" if len(lines) - 1 <= MAX_OTHERS else "some of the"
     low, high = round_range(known)
     return Lines(
         kind="curve",
         title="Average accuracy after each task",
         note="Mean accuracy, %, on the tasks learnt so far."
-        + (f" Grey: {grey} other methods." if len(lines) > TOGETHER else ""),
+        + (f" Grey: {grey} other methods." if len(lines) > MAX_TOGETHER else ""),
         values=Values(
             ["after task", *(row.label for row in section.rows)],
             [
@@ -75,14 +75,14 @@ def _after_tasks(
     label: str, line: Sequence[MeanStd | None], tasks: Sequence[str]
 ) -> list[Mark | None]:
     return [
-        Mark(one.mean, f"{label}, after {name}: {one.text()} %") if one else None
-        for name, one in zip(tasks, line, strict=True)
+        Mark(average.mean, f"{label}, after {name}: {average.text()} %") if average else None
+        for name, average in zip(tasks, line, strict=True)
     ]
 
 
 def _frames(lines: list[Series]) -> list[LinePanel]:
-    """Put few lines into one frame, and each of many into its own, before all others."""
-    if len(lines) <= TOGETHER:
+    """Put a few lines into one frame, but each of many into its own, in front of the others."""
+    if len(lines) <= MAX_TOGETHER:
         return [LinePanel("", lines, [])]
     return [
         LinePanel(line.label, [Series(line.label, line.marks, 0)], _others(line, lines))
@@ -91,10 +91,10 @@ def _frames(lines: list[Series]) -> list[LinePanel]:
 
 
 def _others(line: Series, lines: list[Series]) -> list[Series]:
-    """Return the lines behind one: all others, or some of them, evenly taken."""
+    """Return the lines behind one: all others, or some of them at equal intervals."""
     others = [other for other in lines if other is not line]
-    count = min(len(others), OTHERS)
-    return [others[place * len(others) // count] for place in range(count)]
+    count = min(len(others), MAX_OTHERS)
+    return [others[index * len(others) // count] for index in range(count)]
 
 
 def matrices(section: Section) -> Heat | None:
@@ -110,15 +110,16 @@ def matrices(section: Section) -> Heat | None:
     if not panels:
         return None
     low, high = heat_range(panels)
+    tasks = section.task_indices
     return Heat(
         kind="matrix",
         title="Accuracy on each task after each task",
-        note="A line for each task learnt, a column for each task measured; accuracy, %, mean over "
+        note="A row for each task learnt, a column for each task measured; accuracy, %, mean over "
         "seeds. A column that fades downwards is a task that is forgotten.",
         values=Values(
-            ["method", "after task", *(str(task + 1) for task in section.places)],
+            ["method", "after task", *(str(task + 1) for task in tasks)],
             [
-                [panel.title, str(after + 1), *(value_at(line, task) for task in section.places)]
+                [panel.title, str(after + 1), *(value_at(line, task) for task in tasks)]
                 for panel in panels
                 for after, line in enumerate(panel.cells)
             ],
@@ -136,7 +137,7 @@ def _cell(tasks: Sequence[str], after: int, task: int, accuracy: MeanStd | None)
 
 
 def heat_range(panels: Sequence[HeatPanel]) -> tuple[float, float]:
-    """Return a round range of accuracies, up to 100 if none is beyond."""
+    """Return a round range of accuracies, up to 100 unless a damaged record exceeds it."""
     known = [mark.value for panel in panels for line in panel.cells for mark in line if mark]
     low, high = round_range(known, least=10.0)
     return low, min(high, max([100.0, *known]))
@@ -146,7 +147,7 @@ def forgetting(section: Section) -> Dots | None:
     """Return how much accuracy each class lost: a dot for each class."""
     losses = [_losses(row) for row in section.rows]
     classes = list(dict.fromkeys(key for row_losses in losses for key in row_losses))
-    known = [one.mean for row_losses in losses for one in row_losses.values()]
+    known = [loss.mean for row_losses in losses for loss in row_losses.values()]
     if not known:
         return None
     low, high = round_range([*known, 0.0], least=5.0)
@@ -157,7 +158,10 @@ def forgetting(section: Section) -> Dots | None:
         "of zero it gained. The line is the mean.",
         values=Values(
             ["task", "class", *(row.label for row in section.rows)],
-            [[*key, *(_text(one.get(key), signed=True) for one in losses)] for key in classes],
+            [
+                [*key, *(_text(row_losses.get(key), signed=True) for row_losses in losses)]
+                for key in classes
+            ],
         ),
         panels=[
             DotPanel(row.label, _worst(row_losses), _lost_dots(row_losses))
@@ -178,13 +182,13 @@ def _losses(row: Row) -> Losses:
             for name, value in zip(task.classes, task.forgetting, strict=False):
                 if value is not None:
                     values.setdefault((task.task, name), []).append(value)
-    return {key: mean for key, several in values.items() if (mean := mean_std(several))}
+    return {key: mean for key, losses in values.items() if (mean := mean_std(losses))}
 
 
 def _lost_dots(losses: Losses) -> list[Mark]:
     return [
-        Mark(one.mean, f"{name} ({task}): {one.text(signed=True)} points lost")
-        for (task, name), one in losses.items()
+        Mark(loss.mean, f"{name} ({task}): {loss.text(signed=True)} points lost")
+        for (task, name), loss in losses.items()
     ]
 
 
@@ -195,7 +199,7 @@ def _worst(losses: Losses) -> str:
 
 
 def free_rank(section: Section) -> Lines | None:
-    """Return the share of each layer's directions that is free: a frame for each layer."""
+    """Return the free rank of each layer in per cent: a frame for each layer."""
     shares = {row.label: _free_shares(row, section.tasks) for row in section.rows}
     layers = list(dict.fromkeys(name for row_shares in shares.values() for name in row_shares))
     if not layers or not section.tasks:
@@ -209,19 +213,20 @@ def free_rank(section: Section) -> Lines | None:
         ]
         for layer in layers
     }
+    tasks = section.task_indices
     return Lines(
         kind="room",
-        title="Room left in each layer",
+        title="Free rank of each layer",
         note="Directions of a layer, or its units, that are not protected, %, after each task.",
         values=Values(
-            ["layer", "method", *(str(task + 1) for task in section.places)],
+            ["layer", "method", *(str(task + 1) for task in tasks)],
             [
-                [layer, line.label, *(value_at(line.marks, task) for task in section.places)]
-                for layer, several in lines.items()
-                for line in several
+                [layer, line.label, *(value_at(line.marks, task) for task in tasks)]
+                for layer, layer_lines in lines.items()
+                for line in layer_lines
             ],
         ),
-        panels=[LinePanel(layer, several, []) for layer, several in lines.items()],
+        panels=[LinePanel(layer, layer_lines, []) for layer, layer_lines in lines.items()],
         low=0.0,
         high=100.0,
         count=len(section.tasks),
@@ -230,39 +235,39 @@ def free_rank(section: Section) -> Lines | None:
 
 
 def _free_shares(row: Row, tasks: Sequence[str]) -> dict[str, list[Mark | None]]:
-    """Return for each layer that every run has what is free of it after each task."""
+    """Return the free rank after each task, in per cent, of each layer that all runs have."""
     first, *others = [{layer.name: layer for layer in run.layers} for run in row.counted]
     return {
         name: [
-            _free_share(row.label, [layer, *(other[name] for other in others)], place, task)
-            for place, task in enumerate(tasks)
+            _free_share(row.label, [layer, *(other[name] for other in others)], index, task)
+            for index, task in enumerate(tasks)
         ]
         for name, layer in first.items()
         if all(name in other for other in others)
     }
 
 
-def _free_share(label: str, layers: Sequence[Layer], place: int, task: str) -> Mark | None:
-    if any(place >= len(layer.ranks) for layer in layers):
+def _free_share(label: str, layers: Sequence[Layer], index: int, task: str) -> Mark | None:
+    if any(index >= len(layer.ranks) for layer in layers):
         return None
-    left = mean_std(100 * (1 - layer.ranks[place] / layer.dimension) for layer in layers)
-    if left is None:
+    free = mean_std(100 * (1 - layer.ranks[index] / layer.dimension) for layer in layers)
+    if free is None:
         return None
-    taken = sum(layer.ranks[place] for layer in layers) / len(layers)
-    of = f"{taken:.0f} of {layers[0].dimension} taken"
-    return Mark(left.mean, f"{label}, {layers[0].name}, after {task}: {left.text()} % left, {of}")
+    rank = sum(layer.ranks[index] for layer in layers) / len(layers)
+    used = f"{rank:.0f} of {layers[0].dimension} in use"
+    return Mark(free.mean, f"{label}, {layers[0].name}, after {task}: {free.text()} % free, {used}")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Classes of one layer that share directions: the first of them, and those that joined."""
+    """Classes that share directions at a layer: the first of them, and those that joined it."""
 
     first: str
-    joined: list[tuple[str, float]]  # with the cosine that decided it
+    joined: list[tuple[str, float]]  # with the cosine because of which they joined
 
 
 def merged_classes(row: Row) -> Dots | None:
-    """Return the cosines of classes that base refining merged, of the first run that has any."""
+    """Return the cosines of classes that base refining merged, in the first run with groups."""
     run = next((run for run in row.counted if any(layer.groups for layer in run.layers)), None)
     if run is None:
         return None
@@ -293,8 +298,8 @@ def _groups(run: RunRecord, layer: Layer) -> list[Group]:
     """Return the groups of a layer, in the order of their first classes."""
     names = _class_names(run)
     groups: dict[int, Group] = {}
-    for place, (number, cosine) in enumerate(zip(layer.groups, layer.cosines, strict=True)):
-        name = names[place] if place < len(names) else f"class {place + 1}"
+    for index, (number, cosine) in enumerate(zip(layer.groups, layer.cosines, strict=True)):
+        name = names[index] if index < len(names) else f"class {index + 1}"
         if number in groups:
             groups[number].joined.append((name, cosine))
         else:
@@ -303,7 +308,7 @@ def _groups(run: RunRecord, layer: Layer) -> list[Group]:
 
 
 def _class_names(run: RunRecord) -> list[str]:
-    """Return the classes in the order they were learnt, with the task where several have one."""
+    """Return the classes in the order they were learnt, with their tasks where names repeat."""
     pairs = [(name, task.task) for task in run.classes for name in task.classes]
     counts = Counter(name for name, _ in pairs)
     return [f"{name} ({task})" if counts[name] > 1 else name for name, task in pairs]

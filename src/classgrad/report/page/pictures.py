@@ -1,4 +1,4 @@
-"""Figures as PNG and SVG files, for papers and slides; the accuracy matrices of runs, too."""
+"""Figures of a report, and accuracy matrices of runs, as PNG and SVG files."""
 
 import warnings
 from collections.abc import Sequence
@@ -34,31 +34,31 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 COLOURS = ["#0b66b0", "#c04a00", "#00795a", "#a23a7d", "#8a6100", "#5a52b5", "#4b5563"]
-MARKS = "os^DvP_"
+MARKERS = "os^DvP_"
 DASHES = ["-", "--", ":", "-."]
-LOOK: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text that can be searched and edited
-    "svg.hashsalt": "classgrad",  # the same runs, the same file
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # keeps text searchable and editable
+    "svg.hashsalt": "classgrad",  # makes files of the same runs identical
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
 
 
-def draw(sections: Sequence[Section], folder: Path, tell: Move | None = None) -> list[Path]:
+def draw(sections: Sequence[Section], folder: Path, progress: Move | None = None) -> list[Path]:
     """Draw every figure of every section into a folder; return the files.
 
-    `tell` gets the share that is done, and what is drawn next.
+    `progress` is called with the share done, and the kind of the next figure.
     """
     folder.mkdir(exist_ok=True)
     named = [
-        (f"{section.number}-{place}-{figure.kind}", figure)
+        (f"{section.number}-{number}-{figure.kind}", figure)
         for section in sections
-        for place, figure in enumerate(figures(section), 1)
+        for number, figure in enumerate(figures(section), 1)
     ]
     files = []
-    for place, (name, figure) in enumerate(named):
-        if tell:
-            tell(place / len(named), figure.kind)
+    for index, (name, figure) in enumerate(named):
+        if progress:
+            progress(index / len(named), figure.kind)
         files += [folder / f"{name}.png", folder / f"{name}.svg"]
         _save(figure, files[-2:])
     return files
@@ -86,12 +86,12 @@ def _save(figure: Figure, files: Sequence[Path]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    with pyplot.rc_context(LOOK), warnings.catch_warnings():
-        # Names may have letters that the font lacks, or be longer than there is space.
+    with pyplot.rc_context(STYLE), warnings.catch_warnings():
+        # Names may contain characters that the font lacks, or be too long for the layout.
         warnings.simplefilter("ignore", UserWarning)
         canvas = _canvas(figure)
         canvas.draw_without_rendering()
-        canvas.set_layout_engine("none")  # once is enough for all files
+        canvas.set_layout_engine("none")  # the layout is the same for all files
         for file in files:
             _write(canvas, file)
         pyplot.close(canvas)
@@ -99,8 +99,8 @@ def _save(figure: Figure, files: Sequence[Path]) -> None:
 
 def _write(canvas: "Canvas", file: Path) -> None:
     kind = file.suffix[1:]
-    about = {"Date": None} if kind == "svg" else {}
-    write_atomic(file, lambda part: canvas.savefig(part, format=kind, dpi=150, metadata=about))
+    metadata = {"Date": None} if kind == "svg" else {}
+    write_atomic(file, lambda part: canvas.savefig(part, format=kind, dpi=150, metadata=metadata))
 
 
 def _canvas(figure: Figure) -> "Canvas":
@@ -108,12 +108,12 @@ def _canvas(figure: Figure) -> "Canvas":
 
     panels = figure.panels
     columns = min(len(panels), {Bars: 2, Heat: 5}.get(type(figure), 4))
-    lines = -(-len(panels) // columns)
+    rows = -(-len(panels) // columns)
     width, height = _size(figure)
     canvas, axes = pyplot.subplots(
-        lines,
+        rows,
         columns,
-        figsize=(width * columns, height * lines + 0.5),
+        figsize=(width * columns, height * rows + 0.5),
         squeeze=False,
         layout="constrained",
     )
@@ -124,9 +124,9 @@ def _canvas(figure: Figure) -> "Canvas":
         axis.set_title(_plain(panel.title), fontsize=9, loc="left")
         axis.tick_params(labelsize=8)
     if isinstance(figure, Heat):
-        for line in axes:
-            line[0].set_ylabel("after learning task", fontsize=8)
-        bar = canvas.colorbar(axes.flat[0].images[0], ax=axes, shrink=0.8, aspect=20 * lines)
+        for row in axes:
+            row[0].set_ylabel("after learning task", fontsize=8)
+        bar = canvas.colorbar(axes.flat[0].images[0], ax=axes, shrink=0.8, aspect=20 * rows)
         bar.set_label("accuracy, %", fontsize=8)
         bar.ax.tick_params(labelsize=8)
     if figure.title:
@@ -155,13 +155,13 @@ def _panel(figure: Figure, axis: Any, panel: Any) -> None:
 
 def _lines(figure: Lines, axis: Any, panel: LinePanel) -> None:
     for series in panel.others:
-        axis.plot(*_places(series.marks), color="0.85", linewidth=0.8)
+        axis.plot(*_points(series.marks), color="0.85", linewidth=0.8)
     for series in panel.series:
         style = series.style % STYLES
         axis.plot(
-            *_places(series.marks),
+            *_points(series.marks),
             color=COLOURS[style],
-            marker=MARKS[(series.style + series.style // STYLES) % STYLES],
+            marker=MARKERS[(series.style + series.style // STYLES) % STYLES],
             linestyle=DASHES[series.style % len(DASHES)],
             markersize=4,
             label=_plain(series.label),
@@ -174,7 +174,7 @@ def _lines(figure: Lines, axis: Any, panel: LinePanel) -> None:
         axis.legend(fontsize=7, loc="best")
 
 
-def _places(marks: Sequence[Mark | None]) -> tuple[list[int], list[float]]:
+def _points(marks: Sequence[Mark | None]) -> tuple[list[int], list[float]]:
     values = [float("nan") if mark is None else mark.value for mark in marks]
     return list(range(1, len(marks) + 1)), values
 
@@ -198,9 +198,9 @@ def _heat(figure: Heat, axis: Any, panel: HeatPanel) -> None:
     for i, line in enumerate(panel.cells):
         for j, mark in enumerate(line):
             if mark is not None and count <= 12:
-                ink = "white" if depth(figure.colour(mark.value)) == "dark" else "black"
-                shown = f"{mark.value:.0f}"
-                axis.text(j, i, shown, ha="center", va="center", fontsize=7, color=ink)
+                colour = "white" if depth(figure.colour(mark.value)) == "dark" else "black"
+                value = f"{mark.value:.0f}"
+                axis.text(j, i, value, ha="center", va="center", fontsize=7, color=colour)
 
 
 def _dots(figure: Dots, axis: Any, panel: DotPanel) -> None:
@@ -214,17 +214,17 @@ def _dots(figure: Dots, axis: Any, panel: DotPanel) -> None:
 
 def _bars(axis: Any, panel: BarPanel) -> None:
     names = [short(_plain(bar.label), 30) for bar in panel.bars]
-    places = range(len(names))
+    positions = range(len(names))
     starts = [0.0] * len(names)
     for part in range(max(len(bar.parts) for bar in panel.bars)):
         lengths = [max(bar.parts[part].value, 0.0) for bar in panel.bars]
         face = [COLOURS[0], "black", "white"][part]
         label = panel.parts[part] if panel.parts else None
-        axis.barh(places, lengths, left=starts, color=face, edgecolor=COLOURS[0], label=label)
+        axis.barh(positions, lengths, left=starts, color=face, edgecolor=COLOURS[0], label=label)
         starts = [start + length for start, length in zip(starts, lengths, strict=True)]
-    for place, bar in zip(places, panel.bars, strict=True):
-        axis.text(starts[place], place, f" {bar.text}", va="center", fontsize=7)
-    axis.set_yticks(places, names)
+    for position, bar in zip(positions, panel.bars, strict=True):
+        axis.text(starts[position], position, f" {bar.text}", va="center", fontsize=7)
+    axis.set_yticks(positions, names)
     axis.invert_yaxis()
     axis.set_xlim(0, 1.3 * max(max(starts), 1e-9))
     axis.set_xticks([])
@@ -234,5 +234,5 @@ def _bars(axis: Any, panel: BarPanel) -> None:
 
 
 def _plain(text: str) -> str:
-    """Return text that matplotlib does not take for mathematics."""
+    """Escape text that matplotlib would take for mathematics."""
     return text.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Every run of a page: the command that repeats it, its settings, and notes on its data."""
+"""Details of each run on a page: the command that repeats it, its settings, notes on its data."""
 
 import json
 import shlex
@@ -12,8 +12,8 @@ from classgrad.runs.spec import Plan, make_plan
 PARTS = ("method", "training", "network_options", "benchmark_options")
 
 
-def facts(run: RunRecord) -> list[tuple[str, str]]:
-    """Return what is known of a run, by its names."""
+def details(run: RunRecord) -> list[tuple[str, str]]:
+    """Return the details of a run, each with a title."""
     device = f"{run.device}, {run.processes} processes" if run.processes > 1 else run.device
     pairs = [
         ("command", command_of(run) or ""),
@@ -28,7 +28,7 @@ def facts(run: RunRecord) -> list[tuple[str, str]]:
 
 
 def progress_of(run: RunRecord) -> str:
-    """Say how far a run got that did not end."""
+    """Return how many tasks an incomplete run has learnt."""
     return f"incomplete: {len(run.accuracy_matrix)} of {len(run.tasks)} tasks"
 
 
@@ -37,17 +37,17 @@ def _settings(values: dict[str, Any]) -> str:
 
 
 def command_of(record: RunRecord) -> str | None:
-    """Return the command that repeats a run; None where no command does.
+    """Return the command that repeats a run, or None if there is none.
 
-    That is so for streams, methods and recipes of one's own.
+    There is none for streams, methods and recipes of the user's own.
     """
     try:
-        saved, usual = Plan.from_dict(record.settings()).as_dict(), _plan(record, {}).as_dict()
+        saved, default = Plan.from_dict(record.settings()).as_dict(), _plan(record, {}).as_dict()
         values = {
             name: value
             for part in PARTS
             for name, value in saved[part].items()
-            if value != usual[part].get(name)
+            if value != default[part].get(name)
         }
         plan = _plan(record, values)
     except UserError:

@@ -1,11 +1,11 @@
 "use strict";
-// Values of marks, and sorting. Without scripts the page says the same: titles, and tables of values.
+// Tooltips of marks, and sorting. Without scripts, titles and tables of values show the same.
 document.documentElement.classList.add("js");
 
 const tip = document.getElementById("tip");
-let at = null; // the mark that the keyboard has come to
+let at = null; // the mark that was reached by keyboard
 
-let shown = null; // the mark that the tip is of
+let shown = null; // the mark that has the tooltip
 
 function show(marks) {
   shown = marks[0] ?? null;
@@ -27,8 +27,8 @@ function place() {
 
 function pointed(event) {
   const mark = event.target.closest("[data-tip]");
-  if (!mark) return show(at ? [at] : []); // scrolling moves things below a pointer that rests
-  // Marks that lie on each other are all told, a few at most.
+  if (!mark) return show(at ? [at] : []); // also after scrolling, which moves marks under the pointer
+  // Marks that overlap are all shown, up to six.
   const under = document.elementsFromPoint(event.clientX, event.clientY);
   const others = under.map((part) => part.closest("[data-tip]")).filter(Boolean);
   show([...new Set([mark, ...others])].slice(0, 6));
@@ -45,7 +45,7 @@ document.addEventListener("pointerover", pointed);
 document.addEventListener("pointerdown", pointed);
 document.addEventListener("scroll", place, { passive: true, capture: true });
 
-// One stop of the Tab key for each drawing; the arrow keys go from value to value in it.
+// Each drawing is one tab stop; the arrow keys move from value to value in it.
 document.addEventListener("focusin", ({ target }) => {
   goTo(target.matches("svg:focus-visible") ? target.querySelector("[data-tip]") : null);
 });
@@ -53,7 +53,7 @@ document.addEventListener("focusout", () => goTo(null));
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") goTo(null);
   const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-  if (!at || !step || event.altKey || event.ctrlKey || event.metaKey) return; // those are the browser's
+  if (!at || !step || event.altKey || event.ctrlKey || event.metaKey) return; // shortcuts of the browser
   event.preventDefault();
   const marks = [...at.closest("svg").querySelectorAll("[data-tip]")];
   goTo(marks[marks.indexOf(at) + step] ?? at);
@@ -66,7 +66,7 @@ function valueOf(row, column) {
 
 function compare(a, b, sign) {
   if (typeof a === "string") return sign * a.localeCompare(b);
-  // What was not measured goes last, whichever the order.
+  // Missing values come last in either order.
   if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) - Number.isNaN(b);
   return sign * (a - b);
 }
@@ -84,7 +84,7 @@ function sort(table, column) {
   table.tBodies[0].append(...rows);
 }
 
-// Called again by whatever puts new content in its place.
+// Called again after the content has been replaced.
 function prepare() {
   document.querySelectorAll("[data-tip] > title").forEach((title) => title.remove());
   document.querySelectorAll("svg:has([data-tip])").forEach((drawing) => (drawing.tabIndex = 0));

@@ -1,4 +1,4 @@
-"""What a page says of records: a section for each benchmark, a row for each method in it."""
+"""The content of a page: a section for each benchmark, with a row for each method."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -10,27 +10,27 @@ from classgrad.report.statistics import MeanStd, mean_std
 from classgrad.runs.record import Matrix, RunRecord
 from classgrad.runs.spec import Plan
 
-HUGE = 1e9  # beyond any accuracy, and any number of seconds
+HUGE = 1e9  # more than any accuracy or number of seconds
 
 
 @dataclass(frozen=True)
 class PublishedLine:
-    """What a paper prints for runs of one kind, in per cent."""
+    """Published figures of a run, in per cent."""
 
-    plan: Plan  # of such runs, whatever the seed
+    plan: Plan  # of the run, with any seed
     source: str
     accuracy: float
     transfer: float | None
-    tolerance: float  # how near a figure must come to count as repeated
+    tolerance: float  # within which a figure counts as repeated
 
     def is_of(self, record: RunRecord) -> bool:
-        """Tell whether a run is one of those."""
+        """Tell whether the figures are for this run."""
         return replace(self.plan, seed=record.seed).describes(record.settings())
 
 
 @dataclass(frozen=True)
 class Paper:
-    """What a paper prints for a row, and whether the row comes near enough (None: not known)."""
+    """Published figures for a row, and whether the row is within tolerance (None: not known)."""
 
     line: PublishedLine
     accuracy_repeated: bool | None
@@ -39,24 +39,24 @@ class Paper:
 
 @dataclass(frozen=True)
 class Row:
-    """Runs that differ in the seed only.
+    """Runs that differ only in the seed.
 
-    Figures are of the runs that ended; of all of them, as far as they got, if none did.
+    Its figures are those of complete runs; or if there are none, of all runs as far as they got.
     """
 
     label: str
     runs: list[RunRecord]  # every run
-    counted: list[RunRecord]  # those that the figures are of
+    counted: list[RunRecord]  # those that its figures are of
     papers: list[Paper]
 
     @property
     def complete(self) -> bool:
-        """Tell whether the figures are of runs that ended."""
+        """Tell whether the figures are those of complete runs."""
         return all(run.complete for run in self.counted)
 
     @property
     def left_out(self) -> int:
-        """Number of runs that did not end and do not count."""
+        """Number of incomplete runs that do not count."""
         return len(self.runs) - len(self.counted)
 
     @property
@@ -99,26 +99,26 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """What is to be said of one benchmark with its options."""
+    """The rows of one benchmark with its options."""
 
     number: int  # from 1, in the order of the page
-    key: str  # of the benchmark and its options, whatever else is on the page
+    key: str  # of the benchmark and its options, independent of the rest of the page
     title: str
     rows: list[Row]  # best accuracy first
     reference: Row
     tasks: list[str]
 
     @property
-    def places(self) -> range:
-        """Numbers of the tasks, from 0."""
+    def task_indices(self) -> range:
+        """Indices of the tasks, from 0."""
         return range(len(self.tasks))
 
     def difference(self, row: Row) -> MeanStd | None:
-        """Return a row's accuracy less the reference's, over the seeds both have, at the end."""
+        """Return a row's ACC minus the reference's, seed by seed, over the seeds both have."""
         if not row.complete or not self.reference.complete:
             return None
-        own, other = _by_seed(row), _by_seed(self.reference)
-        return mean_std(own[seed] - other[seed] for seed in own if seed in other)
+        accuracy, reference = _by_seed(row), _by_seed(self.reference)
+        return mean_std(accuracy[seed] - reference[seed] for seed in accuracy if seed in reference)
 
 
 def sections(
@@ -126,7 +126,7 @@ def sections(
     against: str | None = None,
     published: Sequence[PublishedLine] = (),
 ) -> list[Section]:
-    """Sort records into sections and rows, with what papers print for them.
+    """Sort records into sections and rows, with published figures for them.
 
     `against` is the label of the row that others are compared with, by default the best.
     """
@@ -137,30 +137,30 @@ def sections(
         key = key_of(record.benchmark, record.benchmark_options)
         streams.setdefault(key, []).append(record)
     titles = _titles([group[0] for group in streams.values()])
-    several = [
+    all_sections = [
         _section(number, key, title, group, against, published)
         for number, (title, (key, group)) in enumerate(zip(titles, streams.items(), strict=True), 1)
     ]
-    labels = [row.label for section in several for row in section.rows]
+    labels = [row.label for section in all_sections for row in section.rows]
     if against is not None and against not in labels:
         raise unknown("row to compare with", against, labels)
-    return several
+    return all_sections
 
 
 def refuse_huge(record: RunRecord) -> None:
-    """Refuse figures that no run can have, and no axis."""
+    """Refuse figures that are too large for any run, and for any axis."""
     settings = {"method", "training", "network_options", "benchmark_options"}
     numbers = _numbers(record.model_dump(exclude=settings))
     largest = max(numbers, key=abs, default=0.0)
     if abs(largest) > HUGE:
         raise UserError(
             f"a run of {shown(record.method_name)} with seed {shown(record.seed)} has a figure of "
-            f"{largest:g}, which cannot be: leave it out"
+            f"{largest:g}, which is impossible: leave it out"
         )
 
 
 def _numbers(value: object) -> Iterator[float]:
-    """Return all numbers with a point in a record."""
+    """Yield all floats in a record."""
     if isinstance(value, float):
         yield value
     elif isinstance(value, dict | list):
@@ -190,22 +190,26 @@ def _section(
 
 
 def _papers(runs: Sequence[RunRecord], lines: Sequence[PublishedLine]) -> list[Paper]:
-    """Return what is printed for runs of these lines, beside their means; each figure once."""
+    """Return the published figures for some runs, each pair once, compared with their means."""
     accuracy = _mean_at_end(runs, "average_accuracy")
     transfer = _mean_at_end(runs, "backward_transfer")
-    papers: dict[tuple[float | None, ...], Paper] = {}  # several tables print some lines
+    papers: dict[tuple[float | None, ...], Paper] = {}  # some lines are in several tables
     for line in lines:
         paper = Paper(
             line,
-            _is_near(accuracy, line.accuracy, line.tolerance),
-            _is_near(transfer, line.transfer, line.tolerance),
+            _within_tolerance(accuracy, line.accuracy, line.tolerance),
+            _within_tolerance(transfer, line.transfer, line.tolerance),
         )
         papers.setdefault((line.accuracy, line.transfer), paper)
     return list(papers.values())
 
 
-def _is_near(own: float | None, printed: float | None, tolerance: float) -> bool | None:
-    return None if own is None or printed is None else abs(own - printed) <= tolerance
+def _within_tolerance(
+    measured: float | None, published: float | None, tolerance: float
+) -> bool | None:
+    if measured is None or published is None:
+        return None
+    return abs(measured - published) <= tolerance
 
 
 def _mean_at_end(runs: Sequence[RunRecord], name: str) -> float | None:
@@ -214,18 +218,21 @@ def _mean_at_end(runs: Sequence[RunRecord], name: str) -> float | None:
 
 
 def _titles(records: Sequence[RunRecord]) -> list[str]:
-    """Name streams by the benchmark, and by the options that tell those of one name apart."""
+    """Name streams by benchmark, and by the options in which streams of a benchmark differ."""
     titles = []
     for record in records:
-        own = record.benchmark_options
-        alike = [r.benchmark_options for r in records if r.benchmark == record.benchmark]
-        words = {name: "none" if own[name] is None else own[name] for name in differing(own, alike)}
-        titles.append(", ".join([record.benchmark, *(f"{n}={word}" for n, word in words.items())]))
+        options = record.benchmark_options
+        others = [r.benchmark_options for r in records if r.benchmark == record.benchmark]
+        pairs = [
+            f"{name}={'none' if options[name] is None else options[name]}"
+            for name in differing(options, others)
+        ]
+        titles.append(", ".join([record.benchmark, *pairs]))
     return titles
 
 
 def _one_per_seed(records: list[RunRecord]) -> list[RunRecord]:
-    """Return one run for each seed, one that ended if there is one, in the order of seeds."""
+    """Return one run for each seed, a complete one if there is any, in the order of seeds."""
     runs: dict[int, RunRecord] = {}
     for record in records:
         if record.seed not in runs or (record.complete and not runs[record.seed].complete):

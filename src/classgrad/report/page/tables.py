@@ -1,4 +1,4 @@
-"""The comparison as a table: for the page, as Markdown and as CSV."""
+"""The comparison of a section as a table: for the page, as Markdown and as CSV."""
 
 import csv
 import io
@@ -18,11 +18,11 @@ TASK_FREE = {
 }
 MEANINGS = {
     "ACC": "mean accuracy over all tasks at the end, in per cent.",
-    "BWT": "backward transfer: what learning later tasks did to the accuracy on earlier ones, in "
-    "points, mean over tasks; below zero is forgetting.",
-    "no task": "ACC when it is not told which task an image is of: by the most confident head, or "
-    "by the nearest prototype of a class.",
-    "difference": "ACC less that of the reference, seed by seed, over the seeds both have: mean ± "
+    "BWT": "backward transfer: mean change of the accuracy on a task from when it was learnt to "
+    "the end, in points; negative means forgetting.",
+    "no task": "ACC when the task of an image is unknown: by the most confident head, or by the "
+    "nearest prototype of a class.",
+    "difference": "ACC minus that of the reference, seed by seed, over the seeds both have: mean ± "
     "standard deviation.",
     "paper": "the published figure, and how far the row is from it: ≈ within the tolerance of the "
     "experiment, ≠ beyond it.",
@@ -31,7 +31,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry: its text, the value it is sorted by, and a remark in small print."""
+    """A table cell: its text, the value it is sorted by, and a remark in small print."""
 
     text: str
     value: float | None = None
@@ -40,7 +40,7 @@ class Cell:
 
 
 def columns(section: Section) -> list[str]:
-    """Return what is over the figures; some are there only where there is something in them."""
+    """Return the headings of columns that are not empty for a section."""
     rows = section.rows
     lines = [paper.line for row in rows for paper in row.papers]
     optional = {
@@ -54,17 +54,17 @@ def columns(section: Section) -> list[str]:
 
 
 def cells(section: Section, row: Row) -> dict[str, Cell]:
-    """Return the entries of a row by their columns, those of optional columns too."""
+    """Return the cells of a row by heading, with those of optional columns."""
     transfer, capacity = row.of("backward_transfer"), row.of("capacity")
-    apart = None if row is section.reference else section.difference(row)
+    difference = None if row is section.reference else section.difference(row)
     left_out = f"+ {row.left_out} incomplete" if row.left_out else ""
     return {
         "ACC %": _figure(row.accuracy),
         "BWT": _figure(transfer, signed=True),
         **{name: _figure(row.of(key)) for name, key in TASK_FREE.items()},
-        "difference": _figure(apart, signed=True),
-        "paper ACC": _printed(row, row.accuracy, "accuracy"),
-        "paper BWT": _printed(row, transfer, "transfer", signed=True),
+        "difference": _figure(difference, signed=True),
+        "paper ACC": _published(row, row.accuracy, "accuracy"),
+        "paper BWT": _published(row, transfer, "transfer", signed=True),
         "seeds": Cell(ranges(row.seeds), len(row.seeds), left_out),
         "time": Cell(duration(row.seconds), row.seconds),
         "memory": Cell(size(round(row.memory)), row.memory),
@@ -76,8 +76,8 @@ def _figure(figure: MeanStd | None, signed: bool = False) -> Cell:
     return Cell(figure.text(signed), figure.mean) if figure else Cell(NONE)
 
 
-def _printed(row: Row, own: MeanStd | None, name: str, signed: bool = False) -> Cell:
-    """Return what papers print for a row, with a sign for near enough or not."""
+def _published(row: Row, measured: MeanStd | None, name: str, signed: bool = False) -> Cell:
+    """Return the published figures for a row, and whether it is within tolerance."""
     papers = {getattr(paper.line, name): paper for paper in row.papers}
     papers.pop(None, None)
     if not papers:
@@ -85,35 +85,36 @@ def _printed(row: Row, own: MeanStd | None, name: str, signed: bool = False) -> 
     texts = " or ".join(MeanStd(value).text(signed) for value in papers)
     value, paper = next(iter(papers.items()))
     repeated = getattr(paper, f"{name}_repeated")
-    if own is None or repeated is None:
+    if measured is None or repeated is None:
         return Cell(texts, value)
-    apart = MeanStd(own.mean - value).text(signed=True)
-    return Cell(texts, value, f"{'≈' if repeated else '≠'} {apart}", not repeated)
+    difference = MeanStd(measured.mean - value).text(signed=True)
+    return Cell(texts, value, f"{'≈' if repeated else '≠'} {difference}", not repeated)
 
 
 def caption(section: Section) -> str:
-    """Say what the figures are of."""
+    """Return the caption: whether figures are means, and what differences refer to."""
     several = any(len(row.seeds) > 1 for row in section.rows)
-    words = ["Mean ± standard deviation over seeds."] if several else []
+    sentences = ["Mean ± standard deviation over seeds."] if several else []
     if len(section.rows) > 1:
-        words.append(f"Difference: of ACC to {section.reference.label}, seed by seed.")
-    return " ".join(words)
+        sentences.append(f"Difference: of ACC to {section.reference.label}, seed by seed.")
+    return " ".join(sentences)
 
 
 def badges(section: Section, row: Row) -> list[str]:
-    """Return what is said beside the name of a row: how far it got, or the reference."""
-    said = [] if row.complete else [progress_of(row.counted[0])]
-    return [*said, "reference"] if row is section.reference and len(section.rows) > 1 else said
+    """Return remarks beside the name of a row: its progress if incomplete, or "reference"."""
+    progress = [] if row.complete else [progress_of(row.counted[0])]
+    is_reference = row is section.reference and len(section.rows) > 1
+    return [*progress, "reference"] if is_reference else progress
 
 
 def meanings(section: Section) -> list[tuple[str, str]]:
-    """Return what the columns of a section mean."""
+    """Return the columns of a section with their meanings."""
     names = " ".join(columns(section))
     return [(word, text) for word, text in MEANINGS.items() if word in names]
 
 
 def sources(section: Section) -> list[tuple[str, str]]:
-    """Return where the published figures of a section are from, and how near is near enough."""
+    """Return the sources of the published figures of a section, with their tolerances."""
     return [
         (
             f"{row.label}: {paper.line.source}",
@@ -134,17 +135,17 @@ def _markdown(section: Section, titled: bool) -> str:
     lines = [["method", *names]]
     for row in section.rows:
         name = " ".join([row.label, *(f"({words})" for words in badges(section, row))])
-        entries = cells(section, row)
-        texts = [f"{entries[name].text} {entries[name].remark}" for name in names]
+        row_cells = cells(section, row)
+        texts = [f"{row_cells[name].text} {row_cells[name].remark}" for name in names]
         lines.append([_escaped(text) for text in (name, *texts)])
     title = f"## {_escaped(section.title)}\n\n" if titled else ""
     return f"{title}{markdown_table(lines)}\n{_escaped(caption(section))}\n"
 
 
 def _escaped(text: str) -> str:
-    """Return text that cannot be taken for anything else in a Markdown table."""
-    for sign in "\\`*_[]<>|#":
-        text = text.replace(sign, "\\" + sign)
+    """Escape text for a cell of a Markdown table."""
+    for character in "\\`*_[]<>|#":
+        text = text.replace(character, "\\" + character)
     return " ".join(text.split())
 
 
@@ -155,7 +156,7 @@ HEAD += ["paper_acc_repeated", "paper_bwt", "paper_bwt_repeated", "seconds", "me
 
 
 def comma_separated(sections: Sequence[Section]) -> str:
-    """Return the comparisons as CSV, with all digits; nothing where nothing was measured."""
+    """Return the comparisons as CSV, with all digits; missing values are empty."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(HEAD)
@@ -169,17 +170,17 @@ def _fields(section: Section, row: Row) -> list[object]:
     def pair(figure: MeanStd | None) -> list[object]:
         return [figure.mean, figure.std] if figure else [None, None]
 
-    printed: list[object] = [None] * 4
+    published: list[object] = [None] * 4
     if row.papers:
         paper = row.papers[0]
-        printed = [paper.line.accuracy, paper.accuracy_repeated]
-        printed += [paper.line.transfer, paper.transfer_repeated]
+        published = [paper.line.accuracy, paper.accuracy_repeated]
+        published += [paper.line.transfer, paper.transfer_repeated]
     measured = ("average_accuracy", "backward_transfer", *TASK_FREE.values())
     return [
         *(section.title, row.label, row.complete, " ".join(map(str, row.seeds))),
         *(value for name in measured for value in pair(row.of(name))),
         *pair(None if row is section.reference else section.difference(row)),
         section.reference.label,
-        *printed,
+        *published,
         *(row.seconds, row.memory),
     ]

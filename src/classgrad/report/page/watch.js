@@ -1,11 +1,11 @@
-// Asks every two seconds whether a record has changed; if so, puts the new content in its place.
+// Asks every two seconds whether a record has changed; if so, replaces the content.
 (() => {
   const SECONDS = 2;
   const content = () => document.getElementById("content");
   const status = document.getElementById("watch");
 
-  // What a reader did to the content, found again in new content by what it belongs to: rows change
-  // their order, and figures are added.
+  // The reader's changes (open details, sorting, focus, scrolling) are restoreReaderState in new content by keys,
+  // not by positions: rows change their order, and figures are added.
   const STOPS = "a[href], button, summary, [tabindex]";
   const sorted = (table) => table.querySelector("th[aria-sort=ascending], th[aria-sort=descending]");
 
@@ -21,7 +21,7 @@
     ].join("\n");
   }
 
-  function taken() {
+  function readerState() {
     const main = content();
     const open = new Map([...main.querySelectorAll("details")].map((one) => [keyOf(one), one.open]));
     const orders = new Map();
@@ -34,13 +34,13 @@
     return { open, orders, focus, x: window.scrollX, y: window.scrollY };
   }
 
-  function restored({ open, orders, focus, x, y }) {
+  function restoreReaderState({ open, orders, focus, x, y }) {
     const main = content();
     for (const one of main.querySelectorAll("details")) one.open = open.get(keyOf(one)) ?? one.open;
     for (const table of main.querySelectorAll("table.sortable")) {
       const [title, order] = orders.get(keyOf(table)) ?? [];
       const head = [...table.querySelectorAll("th")].find((one) => one.textContent === title);
-      // A click turns the order round: two are enough.
+      // A click reverses the order: two are enough.
       for (let clicks = 0; head && clicks < 2 && head.getAttribute("aria-sort") !== order; clicks++)
         head.querySelector("button").click();
     }
@@ -59,16 +59,16 @@
     try {
       if ((await text("/version")) !== content().dataset.version) {
         const fresh = new DOMParser().parseFromString(await text("/"), "text/html");
-        const before = taken();
-        goTo(null); // the mark goes
+        const before = readerState();
+        goTo(null); // the mark is about to be removed
         content().replaceWith(document.adoptNode(fresh.getElementById("content")));
         document.title = fresh.title;
         prepare();
-        restored(before);
+        restoreReaderState(before);
       }
       status.textContent = "";
     } catch {
-      status.textContent = "classgrad watch has ended: what you see is no longer renewed.";
+      status.textContent = "classgrad watch has ended: this page is no longer updated.";
     }
     setTimeout(look, SECONDS * 1000);
   }
