@@ -424,7 +424,7 @@ def columns() -> nn.Module:
 def test_a_kind_of_layer_that_is_registered_answers_old_inputs_as_before(method: Projected) -> None:
     model = built(columns)
     guard = attach(model, method)
-    assert [room.name for room in guard.room()] == ["0[left]", "0[right]", "2"]
+    assert [layer.name for layer in guard.layer_ranks()] == ["0[left]", "0[right]", "2"]
     old, new = normal(2, 8), normal(6, 8, seed=1)
     guard.end_task([(old, in_turn(2, 2))])
     answers, before = model(old).detach(), model[0].left.detach().clone()

@@ -186,7 +186,7 @@ def test_a_class_is_forgotten(learner, tmp_path):
 
 
 def test_room_is_forecast_from_what_the_last_tasks_took(learner):
-    ranks = {room.name: room.rank for room in learner.method.room()}
+    ranks = {layer.name: layer.rank for layer in learner.method.layer_ranks()}
     for layer in learner.room():
         assert layer.rank == ranks[layer.name]
         series = [task.ranks[layer.name] for task in learner.tasks]

@@ -195,7 +195,7 @@ def made(model: str, seed: int) -> "nn.Module":
     import torch
     from torch import nn
 
-    from classgrad.networks.network import global_chance_kept
+    from classgrad.networks.network import preserved_rng
 
     home, colon, name = model.partition(":")
     if not (home and colon and name):
@@ -205,7 +205,7 @@ def made(model: str, seed: int) -> "nn.Module":
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        with global_chance_kept():
+        with preserved_rng():
             torch.manual_seed(seed)  # what draws the weights is not known
             found = getattr(importlib.import_module(home), name)()
     except UserError:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from classgrad.core.collect import Forward
 from classgrad.errors import UserError
-from classgrad.methods.base import Held, LayerRoom
+from classgrad.methods.base import Held, LayerRank
 from classgrad.methods.projection.base import Projected
 from classgrad.networks.layers import TaskBatchNorm
 
@@ -57,9 +57,9 @@ class Guard:
     def _norms(self) -> list[TaskBatchNorm]:
         return [m for m in self.model.modules() if isinstance(m, TaskBatchNorm)]
 
-    def room(self) -> list[LayerRoom]:
+    def layer_ranks(self) -> list[LayerRank]:
         """Return how much of each layer is protected."""
-        return self.method.room()
+        return self.method.layer_ranks()
 
     def held(self) -> list[Held]:
         """Return what is still protected of each class, for a method with a limit of memory."""
@@ -85,7 +85,7 @@ def attach(model: nn.Module, method: Projected) -> Guard:
     ...         loss.backward()
     ...         optimizer.step()
     ...     guard.end_task([(x, y)])
-    >>> [room.name for room in guard.room()]
+    >>> [layer.name for layer in guard.layer_ranks()]
     ['0', '2']
 
     The contrastive loss of CGP is part of the loss, which is yours here:

@@ -57,7 +57,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class LayerRoom:
+class LayerRank:
     """How much of a layer is protected: `rank` of `dimension` directions.
 
     Where classes that resemble each other share directions: the group of each class so far, and its
@@ -106,8 +106,8 @@ class Method(Settings):
     summary: ClassVar[str]
     joint: ClassVar[bool] = False  # learns all tasks at once, so only the end can be judged
     revisits: ClassVar[bool] = False  # moves the heads of earlier tasks too
-    free_start: ClassVar[bool] = True  # learns the first task just as finetuning does
-    open_ended: ClassVar[bool] = True  # needs no tasks in advance, and keeps no sample of them
+    first_task_is_finetune: ClassVar[bool] = True  # learns the first task just as finetuning does
+    rehearsal_free: ClassVar[bool] = True  # needs no tasks in advance, and keeps no sample of them
     on_cpu: ClassVar[bool] = False  # what it keeps stays on the CPU, wherever the network is
     parallel: ClassVar[bool] = False  # can be trained by several processes, with the same result
 
@@ -158,7 +158,7 @@ class Method(Settings):
     def forget_class(self, number: int) -> None:
         """Drop what is kept of one class alone; `number` counts all classes as they were learnt."""
 
-    def room(self) -> list[LayerRoom]:
+    def layer_ranks(self) -> list[LayerRank]:
         """Return how much of each layer is protected."""
         return []
 

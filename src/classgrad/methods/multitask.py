@@ -21,7 +21,7 @@ class Multitask(Method):
     name: ClassVar[str] = "multitask"
     summary: ClassVar[str] = "all tasks at once with all data (the upper bound)"
     joint: ClassVar[bool] = True
-    open_ended: ClassVar[bool] = False
+    rehearsal_free: ClassVar[bool] = False
     parallel: ClassVar[bool] = True
 
     _stream: Sequence[Task] = PrivateAttr(default=())

@@ -13,7 +13,7 @@ from classgrad.networks.alexnet5 import AlexNet5
 from classgrad.networks.layers import Dropout, TaskBatchNorm
 from classgrad.networks.lenet5 import LeNet5
 from classgrad.networks.mlp import MLP
-from classgrad.networks.network import Network, channels_last, global_chance_kept, initialise
+from classgrad.networks.network import Network, channels_last, initialise, preserved_rng
 from classgrad.networks.options import NetworkSettings
 from classgrad.networks.resnet18 import ResNet18
 from classgrad.networks.trunk import Trunk
@@ -91,7 +91,7 @@ def build(name: str, input_shape: tuple[int, ...], seed: int = 1, **values: Any)
             f"{kind.smallest} x {kind.smallest}; these inputs are {shape}: choose network mlp",
             hint="network",
         )
-    with global_chance_kept():
+    with preserved_rng():
         trunk = kind(input_shape, chosen)
     initialise(trunk, seeds.generator(seed, "trunk"), kind.scheme)
     channels_last(trunk)

@@ -53,7 +53,7 @@ class Network(nn.Module):
                 )
             self.heads.append(self.heads[0])
         else:
-            with global_chance_kept():
+            with preserved_rng():
                 head = nn.Linear(self.embedding, classes, bias=False)
             initialise(head, seeds.generator(self.seed, "head", task))
             self.heads.append(head.to(next(self.trunk.parameters())))
@@ -95,7 +95,7 @@ class Network(nn.Module):
             dropout.generator = generator
 
     @contextmanager
-    def statistics_kept(self) -> Iterator[None]:
+    def frozen_bn_stats(self) -> Iterator[None]:
         """Let no batch in the block count for the stored statistics of BatchNorm."""
         for norm in self._norms:
             norm.tracking = False
@@ -161,7 +161,7 @@ class Network(nn.Module):
             self.train(before)
 
     @contextmanager
-    def samples_apart(self) -> Iterator[None]:
+    def detached_batch_stats(self) -> Iterator[None]:
         """Let no gradient in the block pass from one sample to another through BatchNorm."""
         for norm in self._norms:
             norm.constant = True
@@ -204,7 +204,7 @@ class Network(nn.Module):
         return self.classify(self.embed(x, task), task)
 
 
-def global_chance_kept() -> AbstractContextManager[None]:
+def preserved_rng() -> AbstractContextManager[None]:
     """Keep PyTorch's global generator, which the constructors of layers draw from, as it is."""
     return torch.random.fork_rng(devices=[])
 

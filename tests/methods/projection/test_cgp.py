@@ -267,7 +267,7 @@ def test_a_method_continues_from_its_state_as_if_it_had_not_stopped() -> None:
     resumed.load_state_dict(method.state_dict(), net)
     for each in (method, resumed):
         each.end_task(net, tasks[2], torch.Generator().manual_seed(1))
-    assert method.room() == resumed.room()
+    assert method.layer_ranks() == resumed.layer_ranks()
     assert method.memory_bytes() == resumed.memory_bytes()
     before, after = method.state_dict(), resumed.state_dict()
     assert before["groups"].keys() == after["groups"].keys()

@@ -257,7 +257,7 @@ def test_budgets_are_kept():
     method.end_task(net, THIRD, torch.Generator().manual_seed(9))
     assert torch.equal(method.basis, full)
     assert method.memory_bytes() == 25 * full.shape[1] * 8
-    assert [(r.name, r.dimension, r.rank) for r in method.room()] == [
+    assert [(r.name, r.dimension, r.rank) for r in method.layer_ranks()] == [
         ("parameters", full.shape[1], 25)
     ]
 

@@ -132,7 +132,7 @@ def test_means_of_fewer_samples_are_more_rows_with_the_damping_of_their_batch():
         np.array([1e-1, 1e-1, 1e-2, 1e-2, 1e-3]),
     )
     assert np.abs(method.matrices["1"].numpy() - wanted).max() < 1e-9
-    assert method.room()[0].rank == round(84 - np.trace(wanted)) >= 2
+    assert method.layer_ranks()[0].rank == round(84 - np.trace(wanted)) >= 2
     method.close()
 
 
@@ -163,7 +163,7 @@ def test_the_first_task_is_free_and_nothing_is_multiplied():
     method.adjust_gradients(net, step)
     assert torch.equal(net.trunk.get_submodule("1").weight.grad, wanted["1.weight"])
     assert method.matrices == {}
-    assert [room.rank for room in method.room()] == [0, 0]
+    assert [layer.rank for layer in method.layer_ranks()] == [0, 0]
 
 
 @pytest.mark.parametrize("make", [perceptron, convolutions])
@@ -314,7 +314,7 @@ def test_the_pass_at_the_end_of_a_task_is_in_evaluation_mode():
 
 def test_a_shared_head_is_guarded_too():
     net, method = learnt_first(perceptron, shared_head=True, damping=1e-6)
-    assert [room.name for room in method.room()] == ["trunk.1", "trunk.3", "heads.0"]
+    assert [layer.name for layer in method.layer_ranks()] == ["trunk.1", "trunk.3", "heads.0"]
     step = step_of(SECOND, sgd(net))
     features = net.embed(FIRST.train.images.double() / 255, 0).detach()
     head = net.heads[0].weight

@@ -135,7 +135,7 @@ def test_gradients_along_each_direction_are_scaled_by_one_minus_its_importance(
     with guard.step(optimizer):
         loss_of(guard.model).backward()
         optimizer.step()
-    ranks = {room.name: room.rank / room.dimension for room in guard.room()}
+    ranks = {layer.name: layer.rank / layer.dimension for layer in guard.layer_ranks()}
     assert ranks["3"] < 0.5 < ranks["5"] < 1
     for name, weights in guard.method.importance.items():
         assert 0 < float(weights.min()) < 0.98

@@ -267,7 +267,7 @@ def test_old_answers_weights_inside_s_and_old_scales_stay_while_new_tasks_learn(
         for old in range(number):
             assert torch.allclose(answers(net, old), known[old], rtol=0, atol=1e-9)
     assert any("heads" in name for name in scales) == shared
-    rank = {room.name: room.rank / room.dimension for room in method.room()}
+    rank = {layer.name: layer.rank / layer.dimension for layer in method.layer_ranks()}
     assert max(rank.values()) < 1
 
 

@@ -15,7 +15,7 @@ from classgrad.methods.structure.den import (
     loss_of,
     reached,
     shrink_groups,
-    soft_threshold,
+    soft_threshold_,
     split,
 )
 from classgrad.methods.structure.growing import grow, make_growing, resize, units, width, wires
@@ -97,7 +97,7 @@ def test_a_column_for_each_position_behind_a_flattened_convolution():
 
 def test_proximal_steps_by_hand():
     values = torch.tensor([0.5, -0.5, 0.2, -0.2, 0.0, 0.3])
-    soft_threshold(values, 0.25)
+    soft_threshold_(values, 0.25)
     assert values.tolist() == pytest.approx([0.25, -0.25, 0, 0, 0, 0.05])
     assert values[2:5].count_nonzero() == 0
     one, two = torch.tensor([[2.0], [0.1], [0.0]]), torch.tensor([[2.0, 1.0], [0.2, 0.2], [0, 0]])

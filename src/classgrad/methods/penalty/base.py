@@ -64,9 +64,9 @@ class Anchored(Method):
             return
         if self._pull is None:
             self._pull = self._prepared(net)
-        weights, anchors, flatness = self._pull
+        weights, anchors, inverse_curvature = self._pull
         # 1/h, because h may be 0 or too large for a float.
-        shares = torch._foreach_mul(flatness, slowness(step.optimizer, weights))
+        shares = torch._foreach_mul(inverse_curvature, inverse_step_size(step.optimizer, weights))
         torch._foreach_add_(shares, 1)
         torch._foreach_reciprocal_(shares)
         torch._foreach_lerp_(weights, anchors, shares)
@@ -74,10 +74,10 @@ class Anchored(Method):
     def _prepared(self, net: Network) -> tuple[list[Tensor], ...]:
         """Return weights, anchors and 1 / second derivative of the penalty, in one order."""
         weights = net.shared_parameters()
-        flatness = [
+        inverse_curvature = [
             (self.factor * self.strength * self._importance[name]).reciprocal() for name in weights
         ]
-        return list(weights.values()), [self._anchor[name] for name in weights], flatness
+        return list(weights.values()), [self._anchor[name] for name in weights], inverse_curvature
 
     def state_dict(self) -> dict[str, Any]:
         """Return anchor and importance, and the number of tasks behind them."""
@@ -93,7 +93,9 @@ class Anchored(Method):
         self._anchor, self._importance = dict(state["anchor"]), dict(state["importance"])
 
 
-def slowness(optimizer: torch.optim.Optimizer, weights: list[Tensor]) -> float | list[Tensor]:
+def inverse_step_size(
+    optimizer: torch.optim.Optimizer, weights: list[Tensor]
+) -> float | list[Tensor]:
     """Return 1 / rate, for all weights or, with Adam and AdamW, for each."""
     group = optimizer.param_groups[0]
     if "betas" not in group:

@@ -53,7 +53,7 @@ def sensitivity(
     model, dtype = net.protected(), next(net.parameters()).dtype
     chosen = torch.randperm(len(task.train), generator=generator)[:samples]
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
-    with net.evaluating(), net.samples_apart():
+    with net.evaluating(), net.detached_batch_stats():
         found = batches(len(chosen), BATCH)
         for part in processes.take_turns(found) if processes else found:
             index = chosen[part]

@@ -15,7 +15,7 @@ from classgrad.core.layers import by_layer
 from classgrad.core.projector import Projector
 from classgrad.core.subspace import Subspace
 from classgrad.distributed.collecting import processes
-from classgrad.methods.base import LayerRoom, Method, Step
+from classgrad.methods.base import LayerRank, Method, Step
 from classgrad.networks.network import Network
 from classgrad.tasks import Task, batches
 
@@ -194,9 +194,9 @@ class Projected(Method, ABC):
         if self._projector is not None:
             self._projector.remove()
 
-    def room(self) -> list[LayerRoom]:
+    def layer_ranks(self) -> list[LayerRank]:
         """Return how much of each layer is protected."""
-        return [LayerRoom(n, s.dimension, s.rank) for n, s in self._subspaces.items()]
+        return [LayerRank(n, s.dimension, s.rank) for n, s in self._subspaces.items()]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the bases and the number of tasks behind them."""

@@ -45,7 +45,7 @@ from classgrad.core import selection
 from classgrad.core.collect import ClassInputs, Collected
 from classgrad.core.subspace import Representation
 from classgrad.data.augmix import augmix, refuse_range
-from classgrad.methods.base import LayerRoom, Step
+from classgrad.methods.base import LayerRank, Step
 from classgrad.methods.projection.budget import Budgeted
 from classgrad.methods.projection.groups import Groups
 from classgrad.networks.network import Network
@@ -112,7 +112,7 @@ class CGP(Budgeted):
             among=None if shard.is_whole else (shard.start, shard.whole),
         )
         embedding = net.embed(step.x, step.task.id)
-        with net.statistics_kept():  # those for predictions are of real images
+        with net.frozen_bn_stats():  # those for predictions are of real images
             of_copies = net.embed(step.task.transform(copies), step.task.id)
         entropy = functional.cross_entropy(net.classify(embedding, step.task.id), step.y)
         contrast = contrastive(embedding, of_copies, self.temperature, shard)
@@ -180,13 +180,13 @@ class CGP(Budgeted):
             groups.join(group, self._prototype(c, name), cosine)
             groups.gain(group, chosen.stored + self.add(name, chosen.new))
 
-    def room(self) -> list[LayerRoom]:
+    def layer_ranks(self) -> list[LayerRank]:
         """Return how much of each layer is protected; with refining also which classes merged."""
         refined = self._groups if self.similarity < 1 else {}
         found = {name: (tuple(g.group_of), tuple(g.cosines)) for name, g in refined.items()}
         return [
-            LayerRoom(room.name, room.dimension, room.rank, *found.get(room.name, ()))
-            for room in super().room()
+            LayerRank(layer.name, layer.dimension, layer.rank, *found.get(layer.name, ()))
+            for layer in super().layer_ranks()
         ]
 
     def forget_class(self, number: int) -> None:

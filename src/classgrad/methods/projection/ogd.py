@@ -11,8 +11,8 @@ and scale and shift of norms that tasks share. What a task owns alone, its head 
 its scale and shift, moves in no other task and is no part of it.
 
 Samples go through the network in evaluation mode, in random batches of 64, because BatchNorm may
-use their statistics. These count as constants (`Network.samples_apart`): the gradient is that of
-the one sample's logit through its own activations, one `backward` for each.
+use their statistics. These count as constants (`Network.detached_batch_stats`): the gradient is
+that of one sample's logit through its own activations, one `backward` for each.
 
 New gradients are divided by their length, freed of S and orthogonalised as a block, twice; what
 depends on others (all but 1e-10 of its energy in their span) adds nothing. S has the precision of
@@ -35,7 +35,7 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from classgrad.core.projector import FreeUpdates
-from classgrad.methods.base import LayerRoom, Method, Step
+from classgrad.methods.base import LayerRank, Method, Step
 from classgrad.methods.flat import gather, products, split, write
 from classgrad.methods.projection.base import COLLECT_BATCH
 from classgrad.networks.network import Network
@@ -115,7 +115,7 @@ class OGD(Method):
         done = 0
         for index in batches(len(task.train), COLLECT_BATCH, generator):
             chosen = index[: count - done]
-            with net.samples_apart():
+            with net.detached_batch_stats():
                 x = task.transform(task.train.unit_images(index, found.dtype))
                 rows = torch.arange(len(chosen))
                 logits = net(x, task.id)[rows, task.train.labels[chosen]]
@@ -137,10 +137,10 @@ class OGD(Method):
         """Return g - Sᵀ (S g), in the place of g."""
         return flat.addmv_(self._basis.T, self._basis @ flat, alpha=-1)
 
-    def room(self) -> list[LayerRoom]:
+    def layer_ranks(self) -> list[LayerRank]:
         """Return how many directions of all parameters together are held."""
         held, dimension = self._basis.shape
-        return [LayerRoom("parameters", dimension, held)]
+        return [LayerRank("parameters", dimension, held)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the basis."""

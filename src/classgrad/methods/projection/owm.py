@@ -46,7 +46,7 @@ from torch import Tensor, nn
 from classgrad.core.layers import Site, Source, tap
 from classgrad.core.projector import Projector, Side, follow_gradients
 from classgrad.errors import UserError
-from classgrad.methods.base import LayerRoom, Method, Step
+from classgrad.methods.base import LayerRank, Method, Step
 from classgrad.methods.projection.base import COLLECT_BATCH, layer_values
 from classgrad.networks.network import Network
 from classgrad.networks.shard import Shard
@@ -216,12 +216,12 @@ class OWM(Method):
         if self._projector is not None:
             self._projector.remove()
 
-    def room(self) -> list[LayerRoom]:
+    def layer_ranks(self) -> list[LayerRank]:
         """Return d - trace P for each layer: how many directions are shrunk away, in sum."""
         rooms = []
         for name, site in self.projector.sites.items():
             used = site.dimension - float(self.matrices[name].trace()) if name in self._sides else 0
-            rooms.append(LayerRoom(name, site.dimension, round(used)))
+            rooms.append(LayerRank(name, site.dimension, round(used)))
         return rooms
 
     def state_dict(self) -> dict[str, Any]:

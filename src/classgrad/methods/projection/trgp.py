@@ -165,7 +165,7 @@ class TRGP(Projected):
         for module in modes:
             module.training = isinstance(module, TaskBatchNorm)
         try:
-            with net.statistics_kept():
+            with net.frozen_bn_stats():
                 loss = functional.cross_entropy(net(x, task.id), task.train.labels[index])
         finally:
             for module, mode in modes.items():

@@ -166,8 +166,8 @@ class ICaRL(Distilled):
     name: ClassVar[str] = "icarl"
     summary: ClassVar[str] = "iCaRL: exemplars, distillation, nearest class means (CVPR 2017)"
     aliases: ClassVar[dict[str, str]] = {"K": "memory"}
-    free_start: ClassVar[bool] = False
-    open_ended: ClassVar[bool] = False
+    first_task_is_finetune: ClassVar[bool] = False
+    rehearsal_free: ClassVar[bool] = False
 
     memory: int = Field(default=2000, ge=1, description="exemplars kept in all (K)")
     memory_batch: int = Field(default=64, ge=2, description="exemplars in a step")
@@ -228,7 +228,7 @@ class ICaRL(Distilled):
             if net.shared_head:
                 wrong = drift(logits_of(net, x, [old])[0], answers)
             else:
-                with net.statistics_kept():  # those of the task are of its own images
+                with net.frozen_bn_stats():  # those of the task are of its own images
                     none = x.new_zeros(len(rows), outputs)
                     wrong = all_outputs(net, x, task, none, answers)
             total = total + len(rows) * weight * wrong

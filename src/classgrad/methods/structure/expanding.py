@@ -15,7 +15,14 @@ from torch.nn import functional
 
 from classgrad.core.projector import follow_gradients
 from classgrad.methods.base import Method, Step
-from classgrad.methods.structure.growing import make_growing, resize, spread, units, width, wires
+from classgrad.methods.structure.growing import (
+    make_growing,
+    resize,
+    unit_columns,
+    units,
+    width,
+    wires,
+)
 from classgrad.networks.network import Network
 from classgrad.tasks import Task
 
@@ -98,7 +105,7 @@ def among(net: Network, chosen: dict[str, Tensor]) -> dict[str, Tensor]:
         mask = out.view(-1, *[1] * (layer.weight.dim() - 1)).expand_as(layer.weight).clone()
         if wire.source is not None:
             seen = chosen[wire.source]
-            inputs = spread(seen, layer.weight.shape[1] // len(seen))
+            inputs = unit_columns(seen, layer.weight.shape[1] // len(seen))
             mask &= inputs.view(1, -1, *[1] * (layer.weight.dim() - 2))
         masks[f"trunk.{wire.layer}.weight"] = mask
         if layer.bias is not None:

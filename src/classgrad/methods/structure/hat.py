@@ -35,7 +35,7 @@ from torch.nn import functional
 from classgrad import seeds
 from classgrad.core.projector import follow_gradients
 from classgrad.errors import UserError
-from classgrad.methods.base import LayerRoom, Method, Step
+from classgrad.methods.base import LayerRank, Method, Step
 from classgrad.networks.layers import PerTask
 from classgrad.networks.network import Network
 from classgrad.networks.trunk import Trunk, Wire
@@ -118,7 +118,7 @@ class HAT(Method):
     name: ClassVar[str] = "hat"
     summary: ClassVar[str] = "Hard Attention to the Task: a mask over units per task (ICML 2018)"
     aliases: ClassVar[dict[str, str]] = {"c": "sparsity", "smax": "steepness"}
-    free_start: ClassVar[bool] = False
+    first_task_is_finetune: ClassVar[bool] = False
     parallel: ClassVar[bool] = True
 
     sparsity: float = Field(default=0.75, ge=0, description="price of units no earlier task uses")
@@ -232,10 +232,10 @@ class HAT(Method):
         for gate in self._gates.values():
             gate.slope = None
 
-    def room(self) -> list[LayerRoom]:
+    def layer_ranks(self) -> list[LayerRank]:
         """Return how many units of each gate are used."""
         return [
-            LayerRoom(name, gate.units, int(gate.used.round().sum()))
+            LayerRank(name, gate.units, int(gate.used.round().sum()))
             for name, gate in self._gates.items()
         ]
 

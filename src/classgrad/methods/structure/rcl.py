@@ -35,7 +35,7 @@ from classgrad.errors import UserError
 from classgrad.methods.base import Fit, Step
 from classgrad.methods.structure.expanding import Expanding, added
 from classgrad.methods.structure.growing import grow, resize, units, width
-from classgrad.networks.network import Network, global_chance_kept
+from classgrad.networks.network import Network, preserved_rng
 from classgrad.prediction.accuracy import accuracy
 from classgrad.tasks import Task
 
@@ -58,7 +58,7 @@ class Controller(nn.Module):
     ) -> None:
         super().__init__()
         self.choices = choices
-        with global_chance_kept():
+        with preserved_rng():
             self.memory = nn.LSTM(choices, hidden, num_layers=2, batch_first=True)
             self.odds = nn.Linear(hidden, choices)
             self.critic = nn.Linear(hidden, 1)
