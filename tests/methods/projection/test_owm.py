@@ -10,7 +10,7 @@ from torch import nn
 from classgrad.core.layers import sites
 from classgrad.errors import UserError
 from classgrad.methods import OWM
-from classgrad.methods.projection.owm import Shrinking, mean_rows, woodbury_update
+from classgrad.methods.projection.owm import ShrinkingProjection, mean_rows, woodbury_update
 from classgrad.networks import Network, TaskBatchNorm, build
 from classgrad.runs.run import run
 from oracles.models import built, normal
@@ -377,7 +377,7 @@ def test_channels_last_weights_are_written_in_place():
         ({"patch_stride": 0}, "patch_stride"),
         ({"clip": -1}, "clip"),
         ({"damping": {"1": 0.1}}, "no value for layer '3'"),
-        ({"damping": {"1": 0.1, "*": 0.1, "head": 0.1}}, "'head' fits no layer"),
+        ({"damping": {"1": 0.1, "*": 0.1, "head": 0.1}}, "'head' matches no layer"),
     ],
 )
 def test_bad_settings_are_refused(values, named):
@@ -464,9 +464,11 @@ def test_no_mean_is_of_fewer_samples_than_asked_for(count, mean_of, sizes):
 
 def test_products_are_in_the_precision_of_the_weights_and_p_is_not():
     layer = built(lambda: nn.Linear(6, 3)).float()
-    side = Shrinking(sites(nn.Sequential(layer))["0"])
-    side.become(woodbury_update(side.matrix, normal(3, 6), 1e-3))
+    projection = ShrinkingProjection(sites(nn.Sequential(layer))["0"])
+    projection.set_matrix(woodbury_update(projection.matrix, normal(3, 6), 1e-3))
     gradient = normal(3, 6, seed=4)
-    assert side.matrix.dtype == torch.float64
-    assert side.free(gradient.float()).dtype == torch.float32
-    assert torch.allclose(side.free(gradient.float()).double(), gradient @ side.matrix, atol=1e-6)
+    assert projection.matrix.dtype == torch.float64
+    assert projection.project(gradient.float()).dtype == torch.float32
+    assert torch.allclose(
+        projection.project(gradient.float()).double(), gradient @ projection.matrix, atol=1e-6
+    )

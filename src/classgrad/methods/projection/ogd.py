@@ -34,7 +34,7 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
-from classgrad.core.projector import FreeUpdates
+from classgrad.core.projector import TrustedOptimizers
 from classgrad.methods.base import LayerRank, Method, Step
 from classgrad.methods.flat import gather, products, split, write
 from classgrad.methods.projection.base import COLLECT_BATCH
@@ -64,7 +64,7 @@ class OGD(Method):
     _weights: list[nn.Parameter] = PrivateAttr(default_factory=list)
     _basis: Tensor = PrivateAttr(default_factory=lambda: torch.zeros(0, 0))
     _before: Tensor | None = PrivateAttr(default=None)
-    _updates: FreeUpdates = PrivateAttr(default_factory=FreeUpdates)
+    _trusted_optimizers: TrustedOptimizers = PrivateAttr(default_factory=TrustedOptimizers)
 
     @property
     def basis(self) -> Tensor:
@@ -84,7 +84,9 @@ class OGD(Method):
             return
         gradient = gather(self._weights, [weight.grad for weight in self._weights])
         write(self._weights, self._free(gradient))
-        if not self._updates.expected(step.optimizer, self._weights, step.fresh_optimizer):
+        if not self._trusted_optimizers.includes(
+            step.optimizer, self._weights, step.fresh_optimizer
+        ):
             self._before = gather(self._weights, self._weights)
 
     @torch.no_grad()
@@ -131,7 +133,7 @@ class OGD(Method):
 
     def _hold(self, basis: Tensor) -> None:
         self._basis = basis
-        self._updates.forget()
+        self._trusted_optimizers.forget()
 
     def _free(self, flat: Tensor) -> Tensor:
         """Return g - Sᵀ (S g), in the place of g."""

@@ -44,7 +44,7 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from classgrad.core.layers import Site, Source, tap
-from classgrad.core.projector import Projector, Side, follow_gradients
+from classgrad.core.projector import Projection, Projector, updates_follow_gradients
 from classgrad.errors import UserError
 from classgrad.methods.base import LayerRank, Method, Step
 from classgrad.methods.projection.base import COLLECT_BATCH, layer_values
@@ -56,7 +56,7 @@ from classgrad.tasks import Task, batches
 Damping = Annotated[float, Field(ge=1e-8, le=1)]
 
 
-class Shrinking(Side):
+class ShrinkingProjection(Projection):
     """Multiplies matrices by the P of one site."""
 
     rows_only = True  # a gradient does not show whether it has met P already
@@ -65,13 +65,13 @@ class Shrinking(Side):
         self.by_rows = False
         self.like = site.weight.detach()
         eye = torch.eye(site.dimension, dtype=torch.float64)
-        self.become(eye if matrix is None else matrix)
+        self.set_matrix(eye if matrix is None else matrix)
 
-    def become(self, matrix: Tensor) -> None:
+    def set_matrix(self, matrix: Tensor) -> None:
         """Take a new P (d x d, float64, on the CPU), and a copy of it as the weights are."""
         self.matrix, self.rounded = matrix, matrix.to(self.like)
 
-    def free(self, matrix: Tensor) -> Tensor:
+    def project(self, matrix: Tensor) -> Tensor:
         """Return matrix P."""
         return matrix @ self.rounded.to(matrix.dtype)
 
@@ -114,14 +114,14 @@ class OWM(Method):
     if TYPE_CHECKING:  # aliases, see Settings
         alpha: InitVar[Damping | dict[str, Damping]] = damping
 
-    _sides: dict[str, Shrinking] = PrivateAttr(default_factory=dict)
+    _projections: dict[str, ShrinkingProjection] = PrivateAttr(default_factory=dict)
     _frozen: list[str] = PrivateAttr(default_factory=list)
     _projector: Projector | None = PrivateAttr(default=None)
 
     @property
     def matrices(self) -> dict[str, Tensor]:
         """P by site (d x d, float64); one that has learnt nothing yet is not there."""
-        return {name: side.matrix for name, side in self._sides.items()}
+        return {name: projection.matrix for name, projection in self._projections.items()}
 
     @property
     def projector(self) -> Projector:
@@ -139,8 +139,8 @@ class OWM(Method):
         """Take the gradients of Linear layers through rows that are multiplied by P."""
         if self.update == "step":
             for name in self.projector.sites:
-                self._side(name)
-            self.projector.guard(self._sides, self._frozen)
+                self._projection(name)
+            self.projector.set_projections(self._projections, self._frozen)
         self.projector.install()
 
     def continue_task(self, net: Network, task: Task) -> None:
@@ -162,7 +162,7 @@ class OWM(Method):
         if self.clip:
             moved = [p for group in step.optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(moved, self.clip)
-        if not follow_gradients(step.optimizer):
+        if not updates_follow_gradients(step.optimizer):
             self.projector.keep_weights()
 
     def after_step(self, net: Network, step: Step) -> None:
@@ -184,7 +184,7 @@ class OWM(Method):
                         net(task.transform(images), task.id)
                     self._learn(seen, number / len(order), self.mean_of, shard)
         self._frozen = self.projector.non_matrix_parameters(net.protected().modules())
-        self.projector.guard(self._sides, self._frozen)
+        self.projector.set_projections(self._projections, self._frozen)
         self.broadcast_state(net)
 
     def _learn(
@@ -197,19 +197,21 @@ class OWM(Method):
                 rows = mean_rows(site, x, mean_of, self.patch_stride, shard)
                 if not rows.isfinite().all():
                     raise UserError(f"layer '{name}' saw an input that is not a finite number")
-                side = self._side(name)
+                projection = self._projection(name)
                 try:
-                    side.become(woodbury_update(side.matrix, rows, last[name] ** share))
+                    projection.set_matrix(
+                        woodbury_update(projection.matrix, rows, last[name] ** share)
+                    )
                 except torch.linalg.LinAlgError:
                     raise UserError(
                         f"layer '{name}' has inputs too large for damping={last[name]:g}: raise it"
                     ) from None
 
-    def _side(self, name: str) -> Shrinking:
+    def _projection(self, name: str) -> ShrinkingProjection:
         """Return what multiplies by P at a site; the identity if it has not learnt."""
-        if name not in self._sides:
-            self._sides[name] = Shrinking(self.projector.sites[name])
-        return self._sides[name]
+        if name not in self._projections:
+            self._projections[name] = ShrinkingProjection(self.projector.sites[name])
+        return self._projections[name]
 
     def close(self) -> None:
         """Take back every hook."""
@@ -220,7 +222,11 @@ class OWM(Method):
         """Return d - trace P for each layer: how many directions are shrunk away, in sum."""
         rooms = []
         for name, site in self.projector.sites.items():
-            used = site.dimension - float(self.matrices[name].trace()) if name in self._sides else 0
+            used = (
+                site.dimension - float(self.matrices[name].trace())
+                if name in self._projections
+                else 0
+            )
             rooms.append(LayerRank(name, site.dimension, round(used)))
         return rooms
 
@@ -232,13 +238,15 @@ class OWM(Method):
         """Continue from a state."""
         self._projector = Projector(net.protected(), self.processes.most_rows)
         sites = self.projector.sites
-        self._sides = {name: Shrinking(sites[name], p) for name, p in state["matrices"].items()}
+        self._projections = {
+            name: ShrinkingProjection(sites[name], p) for name, p in state["matrices"].items()
+        }
         self._frozen = list(state["frozen"])
-        self.projector.guard(self._sides, self._frozen)
+        self.projector.set_projections(self._projections, self._frozen)
 
 
 def mean_rows(
-    site: Site, x: Tensor, mean_of: int, every: int, shard: Shard | None = None
+    site: Site, x: Tensor, mean_of: int, patch_stride: int, shard: Shard | None = None
 ) -> Tensor:
     """Input of a layer (n, ...) -> rows of its means over about `mean_of` samples each, float64."""
     if shard is None or shard.is_whole:
@@ -246,7 +254,7 @@ def mean_rows(
         means = torch.stack([part.mean(0) for part in parts])
     else:
         means = means_of_whole(x, max(1, shard.whole // mean_of), shard)
-    return site.rows(means, every).cpu().double()
+    return site.rows(means, patch_stride).cpu().double()
 
 
 def means_of_whole(x: Tensor, groups: int, shard: Shard) -> Tensor:

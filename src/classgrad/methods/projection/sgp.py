@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from classgrad.core.collect import Collected
-from classgrad.core.projector import Side, SoftSide
+from classgrad.core.projector import Projection, ScaledProjection
 from classgrad.methods.projection.gpm import GPM
 from classgrad.networks.network import Network
 
@@ -79,14 +79,14 @@ class SGP(GPM):
 
     def protect(self) -> None:
         """Guard the subspaces, each direction by its importance."""
-        sides: dict[str, Side] = {}
+        projections: dict[str, Projection] = {}
         for name, subspace in self._subspaces.items():
             weight = self.projector.sites[name].weight
             if subspace.rank and bool((self._importance[name] == 1).all()):
-                sides[name] = Side(subspace, weight)
+                projections[name] = Projection(subspace, weight)
             elif subspace.rank:
-                sides[name] = SoftSide(subspace, weight, self._importance[name])
-        self.projector.guard(sides, self._frozen)
+                projections[name] = ScaledProjection(subspace, weight, self._importance[name])
+        self.projector.set_projections(projections, self._frozen)
 
     def state_dict(self) -> dict[str, Any]:
         """Return bases and importances."""

@@ -13,7 +13,7 @@ from pydantic import PrivateAttr
 from torch import Tensor, nn
 from torch.nn import functional
 
-from classgrad.core.projector import follow_gradients
+from classgrad.core.projector import updates_follow_gradients
 from classgrad.methods.base import Method, Step
 from classgrad.methods.structure.growing import (
     make_growing,
@@ -65,7 +65,7 @@ class Expanding(Method):
         if self._free is None:
             return
         named = dict(net.named_parameters())
-        if not self._kept and not follow_gradients(step.optimizer):
+        if not self._kept and not updates_follow_gradients(step.optimizer):
             self._kept = {name: named[name].detach().clone() for name in self._free}
         for name, mask in self._free.items():
             gradient = named[name].grad

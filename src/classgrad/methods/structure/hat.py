@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from classgrad import seeds
-from classgrad.core.projector import follow_gradients
+from classgrad.core.projector import updates_follow_gradients
 from classgrad.errors import UserError
 from classgrad.methods.base import LayerRank, Method, Step
 from classgrad.networks.layers import PerTask
@@ -182,7 +182,7 @@ class HAT(Method):
         """Mask the gradients of what tasks share, and scale those of the embeddings."""
         if self._factors is None:
             self._factors = list(self._shared(net))
-        if not follow_gradients(step.optimizer):
+        if not updates_follow_gradients(step.optimizer):
             self._before = [parameter.detach().clone() for parameter, _ in self._factors]
         else:
             for parameter, factor in self._factors:
