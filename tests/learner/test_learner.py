@@ -223,7 +223,10 @@ def test_validation_data_can_be_given():
         (lambda: small().learn("one", 3), "not understood"),
         (lambda: small().learn("one", points(1), classes=["x", "x"]), "two classes"),
         (lambda: small().learn("one", points(1), classes=["x"]), "outside 0..0"),
-        (lambda: small().learn("one", (points(1)[0][:, :5], points(1)[1])), "takes no inputs"),
+        (
+            lambda: small().learn("one", (points(1)[0][:, :5], points(1)[1])),
+            "refuses inputs of shape",
+        ),
         (lambda: Learner.load("nowhere"), "holds no learner"),
     ],
 )

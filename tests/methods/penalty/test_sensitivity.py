@@ -1,4 +1,4 @@
-"""Sums over gradients per sample, against one backward pass for each sample."""
+"""ChannelSums over gradients per sample, against one backward pass for each sample."""
 
 from contextlib import nullcontext
 
