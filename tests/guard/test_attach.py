@@ -197,8 +197,8 @@ def test_the_rank_of_every_layer_is_reported() -> None:
 
 def test_a_data_loader_is_gone_through_as_often_as_needed() -> None:
     x, y = normal(10, 30), in_turn(10, 2)
-    chance = torch.Generator().manual_seed(0)
-    loader = DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True, generator=chance)
+    rng = torch.Generator().manual_seed(0)
+    loader = DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True, generator=rng)
     guard = attach(built(perceptron), CGP(epsilon=1.0, eta=1.0))
     guard.end_task(loader, classes=[0, 1])
     assert guard.layer_ranks()[0].rank > 0

@@ -1,4 +1,4 @@
-"""Methods: each a class whose fields are its hyper-parameters, all in one table."""
+"""Methods: classes whose fields are their hyper-parameters, and the table of all of them."""
 
 from typing import Any
 

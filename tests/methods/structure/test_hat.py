@@ -60,9 +60,9 @@ def gated(network="mlp", stream=FLAT, *, method=None, tasks=2, **options):
 
 def use(method, seed=0, *, soft=True):
     """Let the gates hold random masks of earlier tasks."""
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     for gate in method._gates.values():
-        drawn = torch.rand(gate.units, generator=chance, dtype=torch.float64)
+        drawn = torch.rand(gate.units, generator=rng, dtype=torch.float64)
         gate.used.copy_(drawn if soft else drawn.round())
         gate.used[0], gate.used[-1] = 0.0, 1.0
     return {name: gate.used.numpy().copy() for name, gate in method._gates.items()}

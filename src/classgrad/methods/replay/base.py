@@ -116,7 +116,7 @@ class Rehearsal(Method, ABC):
         return {"memory": self._memory.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state."""
+        """Load a state."""
         self._memory.load_state_dict(state["memory"])
 
 

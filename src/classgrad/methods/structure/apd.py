@@ -177,7 +177,7 @@ class APD(Method):
         return state
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state; within a task, layers get room for what the network's has."""
+        """Load a state; within a task, create the parameters that the network's state fills."""
         self._attach(net)
         for name, layer in self._layers.items():
             common = [Sparse(**part) for part in state["common"][name]]

@@ -36,8 +36,8 @@ class Columns(PerTask):
 
     def another(self) -> nn.Module:
         """Return a new column like the first one."""
-        chance = seeds.generator(self.seed, "trunk", len(self.columns))
-        return fresh(self.columns[0], chance, self.scheme)
+        rng = seeds.generator(self.seed, "trunk", len(self.columns))
+        return fresh(self.columns[0], rng, self.scheme)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the newest column; the others are always in evaluation mode."""
@@ -130,9 +130,9 @@ class Progressive(Columns):
     def another(self) -> nn.Module:
         """Return a new column that listens to all others."""
         column, older = super().another(), len(self.columns)
-        chance = seeds.generator(self.seed, "laterals", older)
+        rng = seeds.generator(self.seed, "laterals", older)
         for joined in self._share_board(column):
-            joined.listen(older, chance, self.scheme)
+            joined.listen(older, rng, self.scheme)
         return column
 
     def parameters_for(self, classes: list[int]) -> int:

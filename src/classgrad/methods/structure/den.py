@@ -93,11 +93,11 @@ def soft_threshold_(values: Tensor, threshold: float | Tensor) -> None:
     values.copy_(values.sign() * (values.abs() - threshold).clamp(min=0))
 
 
-def shrink_groups(groups: list[Tensor], threshold: float) -> None:
+def shrink_groups_(groups: list[Tensor], threshold: float) -> None:
     """Shorten each group, a row of all these tensors together, by `threshold`, in place.
 
     >>> rows = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
-    >>> shrink_groups([rows], 1.0)
+    >>> shrink_groups_([rows], 1.0)
     >>> [[round(value, 4) for value in row] for row in rows.tolist()]
     [[2.4, 3.2], [0.0, 0.0]]
     """
@@ -252,8 +252,8 @@ class DEN(Expanding):
             self.set_free(net, sub_network(net))
         elif finished == "selected" and self.expansion and loss_of(net, task) > self.loss_threshold:
             self._round = "expanded"
-            chance = seeds.generator(net.seed, "expansion", task.id)
-            grow(net, dict.fromkeys(width(net), self.expansion), chance)
+            rng = seeds.generator(net.seed, "expansion", task.id)
+            grow(net, dict.fromkeys(width(net), self.expansion), rng)
             self.set_free(net, added(net, self._before))
         elif finished in ("selected", "expanded"):
             drop_zeros(net, self._before)
@@ -302,7 +302,7 @@ class DEN(Expanding):
                 soft_threshold_(weight, rate * self.l1 * self._free[name])
         if self._round == "expanded":
             for groups in unit_groups(net, self._before).values():
-                shrink_groups(groups, rate * self.group_lasso)
+                shrink_groups_(groups, rate * self.group_lasso)
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
         """Keep nothing but how many units each task has."""
@@ -315,7 +315,7 @@ class DEN(Expanding):
         return {**super().state_dict(), **own, "before": dict(self._before), "old": dict(self._old)}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state."""
+        """Load a state."""
         super().load_state_dict(state, net)
         self._task, self._round = state["task"], state["round"]
         self._before, self._old = dict(state["before"]), dict(state["old"])

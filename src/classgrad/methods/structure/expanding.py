@@ -87,7 +87,7 @@ class Expanding(Method):
         return {"units": sizes, "free": self._free and dict(self._free)}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state; layers get their sizes, the network's state has their values."""
+        """Load a state; give layers their sizes, the network's state has their values."""
         make_growing(net, self.name)
         if units(net) != state["units"]:
             resize(net, state["units"])

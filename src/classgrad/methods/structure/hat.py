@@ -65,8 +65,8 @@ class Gate(PerTask, nn.ReLU):
 
     def add_task(self) -> None:
         """Draw an embedding from N(0, 1) for one more task, and select it."""
-        chance = seeds.generator(self.seed, "gates", self.name, self.tasks)
-        start = torch.randn(self.units, generator=chance).to(self.used)
+        rng = seeds.generator(self.seed, "gates", self.name, self.tasks)
+        start = torch.randn(self.units, generator=rng).to(self.used)
         self.register_parameter(f"embedding_{self.tasks}", nn.Parameter(start))
         self.task = self.tasks
         self.tasks += 1
@@ -245,7 +245,7 @@ class HAT(Method):
         return sum(t.nbytes for gate in gates for t in (*gate.parameters(), gate.used))
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue with a network whose gates hold all there is to know."""
+        """Load a state; all of it is in the gates of the network."""
         self._attach(net)
 
 
