@@ -7,7 +7,7 @@ from benchmarks.references import without_groups
 from benchmarks.rows import Bound, Quantity, Row
 from benchmarks.timing import Bench
 from classgrad.core.layers import tap
-from classgrad.core.projector import FreeForward
+from classgrad.core.projector import ProjectedForward
 from classgrad.methods.projection.base import Projected
 
 
@@ -25,9 +25,9 @@ class Projection:
         with tap(self.projector.sites.values()) as seen:
             learner.step()
         self.rows = [
-            (layer.forward.side, seen[layer, 0][0])
+            (layer.forward.projection, seen[layer, 0][0])
             for layer in learner.net.modules()
-            if isinstance(layer, nn.Linear) and isinstance(layer.forward, FreeForward)
+            if isinstance(layer, nn.Linear) and isinstance(layer.forward, ProjectedForward)
         ]
         self.gradients: dict[str, Tensor] = {
             name: site.matrix(site.weight.grad).clone()
@@ -37,9 +37,9 @@ class Projection:
 
     def __call__(self) -> None:
         """Project."""
-        for side, rows in self.rows:
-            side.free(rows)
-            side.by_rows = True
+        for projection, rows in self.rows:
+            projection.project(rows)
+            projection.by_rows = True
         self.projector.project_gradients()
 
 

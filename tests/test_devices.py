@@ -97,7 +97,7 @@ def said(learner, by="confidence"):
     return [guess.probability for one in learner.predict(x, by=by) for guess in one.ranking]
 
 
-@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.open_ended])
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.rehearsal_free])
 def test_every_method_learns_on_a_device_what_it_learns_on_the_cpu(name, strict, tmp_path):
     device = strict
     method = METHODS[name](**SMALL.get(name, {}))
@@ -213,8 +213,8 @@ def test_a_guard_in_a_plain_loop_works_on_a_device(optimizer, monkeypatch):
                     functional.cross_entropy(model(x), y).backward()
                     chosen.step()
             guard.end_task([(x, y)])
-        assert any(0 < room.rank < room.dimension for room in guard.room())
-        return cpu(model.state_dict()), guard.room()
+        assert any(0 < layer.rank < layer.dimension for layer in guard.layer_ranks())
+        return cpu(model.state_dict()), guard.layer_ranks()
 
     expected = learnt("cpu")
     with pretend_device(monkeypatch) as device:

@@ -110,7 +110,7 @@ def learn(energy: float | None) -> Learnt:
         after = heads[0](model(shown))
     change = model[0].weight.detach() - weight
     moved = (change @ shown.T).norm() / (torch.linalg.matrix_norm(change, 2) * shown.norm())
-    return Learnt(before, after, float(moved), guard.room()[0].rank if guard else 0)
+    return Learnt(before, after, float(moved), guard.layer_ranks()[0].rank if guard else 0)
 
 
 def draw_plane(found: Plane) -> Figure:

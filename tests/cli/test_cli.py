@@ -109,7 +109,7 @@ WRONG = {
     "word and letter": (["run", "--set", "eta=1", "--set", "similarity=0"], "the same"),
     "images too small": (["run", "--network", "alexnet5"], "network 'alexnet5' needs images"),
     "layer without value": (["run", "--set", 'energy={"fc1": 0.9}'], "no value for layer 'fc2'"),
-    "layer that is not": (["run", "--set", 'energy={"*": 0.9, "c": 1}'], "'c' fits no layer"),
+    "layer that is not": (["run", "--set", 'energy={"*": 0.9, "c": 1}'], "'c' matches no layer"),
     "tasks do not divide": (
         ["run", "split-digits", "--set", "tasks=3"],
         "tasks must be 1, 2, 5 or 10",

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from classgrad import Learner, cli
-from classgrad.networks.network import global_chance_kept
+from classgrad.networks.network import preserved_rng
 from commands import one_line, started
 from photos import kept, photos
 
@@ -371,7 +371,7 @@ def test_a_network_of_ones_own_is_found_from_where_one_is(call, place, monkeypat
         call("learn", "again", *command[2:], *own)
     import own_model
 
-    with global_chance_kept():
+    with preserved_rng():
         assert kept("state", own_model.trunk()) == kept("again", own_model.trunk())
 
 

@@ -191,7 +191,9 @@ def test_state_survives_a_round_trip(name):
     again.wrap(net, STREAM, 1)
     again.load_state_dict(state, net)
     assert again.memory_bytes() == running.method.memory_bytes() or running.method.joint
-    assert [vars(room) for room in again.room()] == [vars(r) for r in running.method.room()]
+    assert [vars(layer) for layer in again.layer_ranks()] == [
+        vars(r) for r in running.method.layer_ranks()
+    ]
     for model, method in ((running.net, running.method), (net, again)):
         model.add_task(STREAM[1].classes)
         method.begin_task(model, STREAM[1])
@@ -278,4 +280,4 @@ def test_learnt_on_its_own_the_first_task_is_learnt_as_by_finetune(name):
     assert accuracy(nets[0], 0, STREAM[0], STREAM.test(0)) > 80
     parameters = [[p.detach() for p in net.parameters()] for net in nets]
     same = len(parameters[0]) == len(parameters[1]) and all(map(torch.equal, *parameters))
-    assert same == METHODS[name].free_start
+    assert same == METHODS[name].first_task_is_finetune

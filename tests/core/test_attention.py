@@ -347,7 +347,10 @@ def test_frozen_matrices_are_left_out_and_the_others_still_seen() -> None:
     model.look.in_proj_weight.requires_grad_(False)
     guard = attach(model, GPM(epsilon=1.0))
     guard.end_task([(normal(1, 5, 8), in_turn(1, 1))])
-    assert [(room.name, room.rank) for room in guard.room()] == [("look.out_proj", 5), ("head", 1)]
+    assert [(layer.name, layer.rank) for layer in guard.layer_ranks()] == [
+        ("look.out_proj", 5),
+        ("head", 1),
+    ]
 
 
 def test_settings_by_name_hold_for_the_parts_of_an_attention_layer() -> None:
@@ -382,8 +385,8 @@ def test_the_fused_path_of_a_transformer_hides_nothing() -> None:
     assert shift(built(Encoding), old, new, None, "adamw") > 0.01
     guard = attach(model, GPM(epsilon=1.0))
     guard.end_task([(old, in_turn(1, 1))])
-    assert all(room.rank > 0 for room in guard.room())
-    assert len(guard.room()) == 13
+    assert all(layer.rank > 0 for layer in guard.layer_ranks())
+    assert len(guard.layer_ranks()) == 13
 
 
 @pytest.mark.parametrize("enabled", [True, False])

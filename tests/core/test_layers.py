@@ -115,7 +115,7 @@ def test_sites_are_named_by_layer_and_group_and_know_their_shape() -> None:
     assert found["0[1]"].weight is model[0].weight
     assert torch.equal(found["0[1]"].matrix(model[0].weight), model[0].weight[3:].flatten(1))
     x = normal(2, 4, 5, 5)
-    assert torch.equal(found["0[1]"].share(x), x[:, 2:])
+    assert torch.equal(found["0[1]"].matrix_input(x), x[:, 2:])
 
 
 def test_frozen_layers_are_left_out() -> None:
@@ -370,9 +370,9 @@ def test_values_by_layer_go_by_name_before_patterns() -> None:
     assert by_layer(5, names) == dict.fromkeys(names, 5)
     with pytest.raises(UserError, match="no value for layer 'fc2'"):
         by_layer({"conv1": 1, "fc1": 2}, names)
-    with pytest.raises(UserError, match="'fc3' fits no layer"):
+    with pytest.raises(UserError, match="'fc3' matches no layer"):
         by_layer({"fc3": 1, "*": 2}, names)
-    with pytest.raises(UserError, match=r"'fc\*' fits no layer"):
+    with pytest.raises(UserError, match=r"'fc\*' matches no layer"):
         by_layer({"*": 2, "fc*": 1}, names)
 
 
@@ -384,7 +384,7 @@ def test_a_beginning_of_names_can_be_implied_and_keys_can_be_optional() -> None:
     assert list(values.values()) == [1, 2, 3]
     values = by_layer({"a.conv1": 1, "*": 2}, names, implied="a.")
     assert list(values.values()) == [1, 2, 2]
-    with pytest.raises(UserError, match=r"'c\*' fits no layer"):
+    with pytest.raises(UserError, match=r"'c\*' matches no layer"):
         by_layer({"*": 2, "c*": 4}, names, implied="a.")
 
 
@@ -405,7 +405,7 @@ class ColumnsKind(LayerKind[Columns]):
     def matrices(self, layer: Columns) -> list[Matrix]:
         return [Matrix("[left]", "left", 0, 3), Matrix("[right]", "right", 0, 3)]
 
-    def share(self, layer: Columns, number: int, x: Tensor) -> Tensor:
+    def matrix_input(self, layer: Columns, number: int, x: Tensor) -> Tensor:
         return x.chunk(2, dim=1)[number]
 
 
@@ -424,7 +424,7 @@ def columns() -> nn.Module:
 def test_a_kind_of_layer_that_is_registered_answers_old_inputs_as_before(method: Projected) -> None:
     model = built(columns)
     guard = attach(model, method)
-    assert [room.name for room in guard.room()] == ["0[left]", "0[right]", "2"]
+    assert [layer.name for layer in guard.layer_ranks()] == ["0[left]", "0[right]", "2"]
     old, new = normal(2, 8), normal(6, 8, seed=1)
     guard.end_task([(old, in_turn(2, 2))])
     answers, before = model(old).detach(), model[0].left.detach().clone()

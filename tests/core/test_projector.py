@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from classgrad.core.layers import sites
-from classgrad.core.projector import Projector, Side
+from classgrad.core.projector import Projection, Projector
 from classgrad.core.subspace import Subspace
 from oracles.models import built, in_turn, normal
 from oracles.projection import leak, random_basis, without
@@ -58,7 +58,7 @@ def through_rows(output: Tensor) -> bool:
         step = waiting.pop()
         found.add(type(step).__name__)
         waiting += [before for before, _ in step.next_functions if before is not None]
-    return "FreeRowsBackward" in found
+    return "ProjectedRowsBackward" in found
 
 
 def assert_gradients_are_projected(
@@ -191,13 +191,13 @@ def test_the_subspace_is_removed_once_and_where_that_is_cheaper(
 ) -> None:
     """From the rows of the input if they are fewer than the outputs, else from the gradient."""
     freed = []
-    remove = Side.free
+    remove = Projection.project
 
-    def spy(side: Side, matrix: Tensor) -> Tensor:
+    def spy(projection: Projection, matrix: Tensor) -> Tensor:
         freed.append(len(matrix))
-        return remove(side, matrix)
+        return remove(projection, matrix)
 
-    monkeypatch.setattr(Side, "free", spy)
+    monkeypatch.setattr(Projection, "project", spy)
     model = built(lambda: nn.Sequential(nn.Linear(8, 20)))
     projector, _ = guarded(model)
     model(normal(rows, 8)).sin().sum().backward()
@@ -691,10 +691,10 @@ def test_parameters_beside_weights_are_named_for_the_layers_in_use() -> None:
 @pytest.mark.parametrize(("rank", "inside"), [(1, True), (3, True), (4, False), (7, False)])
 def test_the_narrower_of_basis_and_complement_is_used(rank: int, inside: bool) -> None:
     basis = random_basis(7, rank)
-    side = Side(Subspace(basis), normal(1))
-    assert side.basis.shape == (7, min(rank, 7 - rank))
-    assert side.inside == inside
+    projection = Projection(Subspace(basis), normal(1))
+    assert projection.basis.shape == (7, min(rank, 7 - rank))
+    assert projection.inside == inside
     matrix = normal(5, 7)
-    assert torch.allclose(side.free(matrix), without(matrix, basis), atol=1e-13)
-    assert side.leaks(matrix)
-    assert not side.leaks(without(matrix, basis) if rank < 7 else 0 * matrix)
+    assert torch.allclose(projection.project(matrix), without(matrix, basis), atol=1e-13)
+    assert projection.leaks(matrix)
+    assert not projection.leaks(without(matrix, basis) if rank < 7 else 0 * matrix)

@@ -51,7 +51,7 @@ def test_shards_are_the_batch_in_order(count, size):
         assert all(shard.is_whole and shard.part == slice(0, count) for shard in shards)
         return
     assert [i for shard in shards for i in range(count)[shard.part]] == list(range(count))
-    sizes = [shard.own for shard in shards]
+    sizes = [shard.size for shard in shards]
     assert max(sizes) - min(sizes) <= 1
     assert sum(shard.weight for shard in shards) == pytest.approx(size)
 
@@ -65,7 +65,7 @@ def test_a_batch_inside_another_is_split_for_itself():
             assert here.shard is None
             assert here.most_rows(5) == 5
         assert here.shard is outer
-        assert here.most_rows(outer.own) == 3
+        assert here.most_rows(outer.size) == 3
     assert here.shard is None
 
 

@@ -119,7 +119,7 @@ def test_capacity_is_above_that_of_the_network_only_where_tasks_add_something():
 def test_on_real_images_the_first_task_is_learnt_as_well_as_by_finetune():
     runs = smoke_runs("split-cifar100")
     for name, record in runs.items():
-        if METHODS[name].free_start and not METHODS[name].joint:
+        if METHODS[name].first_task_is_finetune and not METHODS[name].joint:
             assert record.accuracy_matrix[0][0] > runs["finetune"].accuracy_matrix[0][0] - 5, name
 
 

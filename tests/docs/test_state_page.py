@@ -22,7 +22,7 @@ from states import same
 
 PAGE = (Path(__file__).parents[2] / "docs" / "state.md").read_text()
 QUICK = Training(epochs=2, batch_size=8, learning_rate=0.1)
-TAKEN = [name for name, method in METHODS.items() if method.open_ended]
+TAKEN = [name for name, method in METHODS.items() if method.rehearsal_free]
 
 
 def rows(head):

@@ -149,7 +149,7 @@ with guard.step(torch.optim.Adam(model.parameters())):
     pass
 guard.end_task([(inputs, labels)], forward=model)
 guard.end_task(DataLoader(TensorDataset(inputs, labels)))
-assert_type(guard.room(), list[methods.LayerRoom])
+assert_type(guard.layer_ranks(), list[methods.LayerRank])
 
 
 class OwnLinear(nn.Linear):

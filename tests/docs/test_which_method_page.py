@@ -41,7 +41,7 @@ def test_every_method_is_on_the_page():
 @pytest.mark.parametrize("name", METHODS)
 def test_what_a_learner_takes_and_what_grows_is_as_the_page_says(name):
     kept, learner, own, grows, needed, _ = TABLE[name]
-    assert (learner == "yes") == METHODS[name].open_ended
+    assert (learner == "yes") == METHODS[name].rehearsal_free
     assert (kept == "samples") == (name in SAMPLES)
     assert (grows == "yes") == (name in GROWING)
     assert (own == "-") == (learner == "no")

@@ -242,7 +242,7 @@ def test_a_parameter_used_without_a_call_of_its_layer_is_refused_by_name(
 def test_a_layer_that_is_not_used_is_not_refused() -> None:
     guard = attach(built(lambda: Bypassed("call")), GPM(epsilon=1.0))
     guard.end_task([(normal(2, 3), in_turn(2, 2))])
-    assert [(room.name, room.rank) for room in guard.room()] == [
+    assert [(layer.name, layer.rank) for layer in guard.layer_ranks()] == [
         ("first", 2),
         ("second", 2),
         ("spare", 0),

@@ -176,15 +176,19 @@ def test_the_method_given_stays_a_description() -> None:
     method = CGP(epsilon=0.9)
     first, second = attach(built(perceptron), method), attach(built(perceptron), method)
     first.end_task([(normal(4, 30), in_turn(4, 2))])
-    assert method.room() == []
-    assert sum(room.rank for room in second.room()) == 0 < sum(room.rank for room in first.room())
+    assert method.layer_ranks() == []
+    assert (
+        sum(layer.rank for layer in second.layer_ranks())
+        == 0
+        < sum(layer.rank for layer in first.layer_ranks())
+    )
     assert method == CGP(epsilon=0.9)
 
 
-def test_the_room_of_every_layer_is_reported() -> None:
+def test_the_rank_of_every_layer_is_reported() -> None:
     guard = attach(built(perceptron), EVERYTHING["cgp"]())
     guard.end_task([(normal(5, 30), in_turn(5, 2))])
-    assert [(r.name, r.dimension, r.rank) for r in guard.room()] == [
+    assert [(r.name, r.dimension, r.rank) for r in guard.layer_ranks()] == [
         ("0", 30, 5),
         ("3", 40, 5),
         ("5", 40, 5),
@@ -193,11 +197,11 @@ def test_the_room_of_every_layer_is_reported() -> None:
 
 def test_a_data_loader_is_gone_through_as_often_as_needed() -> None:
     x, y = normal(10, 30), in_turn(10, 2)
-    chance = torch.Generator().manual_seed(0)
-    loader = DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True, generator=chance)
+    rng = torch.Generator().manual_seed(0)
+    loader = DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True, generator=rng)
     guard = attach(built(perceptron), CGP(epsilon=1.0, eta=1.0))
     guard.end_task(loader, classes=[0, 1])
-    assert guard.room()[0].rank > 0
+    assert guard.layer_ranks()[0].rank > 0
 
 
 def test_forward_may_be_given_for_a_model_that_needs_more_than_inputs() -> None:
@@ -206,7 +210,7 @@ def test_forward_may_be_given_for_a_model_that_needs_more_than_inputs() -> None:
     x = normal(6, 30)
     answers = model(x, 0).detach()
     guard.end_task([(x, in_turn(6, 2))], forward=lambda x: model(x, 0))
-    assert [room.rank for room in guard.room()] == [6, 6, 0]
+    assert [layer.rank for layer in guard.layer_ranks()] == [6, 6, 0]
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     before = model.heads[1].bias.detach().clone()
     for _ in range(3):
@@ -253,12 +257,12 @@ def test_a_missing_class_is_refused_and_what_was_protected_stays_so() -> None:
     guard = attach(model, EVERYTHING["cgp"]())
     x = normal(5, 30)
     guard.end_task([(x, in_turn(5, 2))], classes=[0, 1])
-    room, answers = guard.room(), model(x).detach()
+    ranks, answers = guard.layer_ranks(), model(x).detach()
     with pytest.raises(UserError, match="class 2 "):
         guard.end_task([(normal(5, 30, seed=1), in_turn(5, 2))], classes=[0, 1, 2])
     with pytest.raises(UserError, match="no sample"):
         guard.end_task([])
-    assert guard.room() == room
+    assert guard.layer_ranks() == ranks
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     with guard.step(optimizer):
         functional.cross_entropy(model(normal(5, 30, seed=2)), in_turn(5, 2)).backward()

@@ -61,7 +61,7 @@ def main() -> None:
     """Store states of the present version for methods that have none yet."""
     for name, method in METHODS.items():
         folder = DATA / __version__ / name
-        if method.open_ended and not folder.exists():
+        if method.rehearsal_free and not folder.exists():
             learner = made(method(**SMALL.get(name, {})))
             learner.save(folder)
             (folder / PREDICTED).write_text(json.dumps(told(learner), indent=1) + "\n")

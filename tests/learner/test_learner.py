@@ -186,7 +186,7 @@ def test_a_class_is_forgotten(learner, tmp_path):
 
 
 def test_room_is_forecast_from_what_the_last_tasks_took(learner):
-    ranks = {room.name: room.rank for room in learner.method.room()}
+    ranks = {layer.name: layer.rank for layer in learner.method.layer_ranks()}
     for layer in learner.forecast():
         assert layer.rank == ranks[layer.name]
         series = [task.ranks[layer.name] for task in learner.tasks]
@@ -226,7 +226,10 @@ def test_validation_data_can_be_given():
         (lambda: small().learn("one", 3), "training data of this type cannot be used"),
         (lambda: small().learn("one", points(1), classes=["x", "x"]), "two classes"),
         (lambda: small().learn("one", points(1), classes=["x"]), "outside 0..0"),
-        (lambda: small().learn("one", (points(1)[0][:, :5], points(1)[1])), "takes no inputs"),
+        (
+            lambda: small().learn("one", (points(1)[0][:, :5], points(1)[1])),
+            "refuses inputs of shape",
+        ),
         (lambda: Learner.load("nowhere"), "holds no learner"),
     ],
 )

@@ -12,7 +12,7 @@ from classgrad.methods import METHODS
 from learner.stored_states import DATA, PREDICTED, points, told
 
 STORED = sorted(path.parent for path in DATA.glob(f"*/*/{PREDICTED}"))
-TAKEN = [name for name, method in METHODS.items() if method.open_ended]
+TAKEN = [name for name, method in METHODS.items() if method.rehearsal_free]
 
 
 def schema(folder):

@@ -18,7 +18,7 @@ from benchmarks.references import columns, refined, without_groups
 from benchmarks.rows import Bound, Quantity, Row
 from benchmarks.timing import Bench
 from classgrad import CGP, attach
-from classgrad.core.projector import Side
+from classgrad.core.projector import Projection
 from classgrad.core.subspace import Subspace
 from classgrad.data.augmix import augmix
 from oracles.models import built
@@ -57,7 +57,7 @@ def test_projection_by_orthogonal_groups_is_that_of_the_library(rank, count):
     g = gradient(7, 12)
     groups = [(part @ part.T).float() for part in basis.tensor_split(count, dim=1)]
     reference = without_groups({"layer": g}, {"layer": groups})["layer"]
-    ours = Side(Subspace(basis), g).free(g)
+    ours = Projection(Subspace(basis), g).project(g)
     assert (reference - ours).norm() < 1e-5 * ours.norm()
     assert (reference - g).norm() > 0.1 * g.norm()
 

@@ -36,10 +36,10 @@ def learning_task(number, network="mlp", method=None, **values):
 
 def moved(net, by=0.05):
     """Shift all weights a little, each by another amount."""
-    chance = torch.Generator().manual_seed(5)
+    rng = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for p in net.parameters():
-            p.add_(by * torch.randn(p.shape, generator=chance, dtype=p.dtype))
+            p.add_(by * torch.randn(p.shape, generator=rng, dtype=p.dtype))
 
 
 def loss_of(running, task, index=None):

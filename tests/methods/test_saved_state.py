@@ -11,7 +11,7 @@ from torch import Tensor
 from classgrad import Learner, Training, run
 from classgrad.errors import UserError
 from classgrad.methods import GPM, METHODS, Method
-from classgrad.methods.saved_state import own_attributes
+from classgrad.methods.saved_state import user_attributes
 from learner.stored_states import points
 from streams import blobs
 
@@ -120,5 +120,5 @@ def test_a_whole_state_resumes_to_the_same_bits(method, tmp_path):
 
 
 def test_methods_of_the_table_are_not_asked():
-    assert all(own_attributes(kind) == [] for kind in METHODS.values())
-    assert own_attributes(Whole) == ["_old", "_tasks"]
+    assert all(user_attributes(kind) == [] for kind in METHODS.values())
+    assert user_attributes(Whole) == ["_old", "_tasks"]

@@ -12,8 +12,8 @@ from classgrad.networks.layers import Dropout, TaskBatchNorm
 
 
 def draw(*shape, seed=0):
-    chance = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=chance, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=rng, dtype=torch.float64)
 
 
 def stack(*, drop, pool, statistics="batch", channels=5):

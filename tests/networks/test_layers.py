@@ -203,7 +203,7 @@ def test_copies_for_contrast_do_not_count_for_the_statistics_of_predictions() ->
     net = build("mlp", (1, 4, 4), batch_norm=True, norm="stored")
     net.add_task(2)
     net.train()
-    with net.statistics_kept():
+    with net.frozen_bn_stats():
         net.embed(normal(6, 1, 4, 4).float(), 0)
     norms = [m for m in net.modules() if isinstance(m, TaskBatchNorm)]
     assert all(not norm.mean_0.any() and norm.variance_0.eq(1).all() for norm in norms)

@@ -10,9 +10,9 @@ from classgrad.networks.lenet5 import LocalResponseNorm
 @pytest.mark.parametrize("shape", [(2, 1, 3, 3), (3, 5, 4, 2), (2, 20, 3, 3), (4, 7, 6), (4, 7)])
 @pytest.mark.parametrize("size", [1, 3, 4, 5])
 def test_equals_pytorch_and_so_does_its_gradient(shape, size):
-    chance = torch.Generator().manual_seed(size)
-    x = torch.randn(shape, generator=chance, dtype=torch.float64) * 3
-    weights = torch.randn(shape, generator=chance, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(size)
+    x = torch.randn(shape, generator=rng, dtype=torch.float64) * 3
+    weights = torch.randn(shape, generator=rng, dtype=torch.float64)
     results = []
     for layer in (
         nn.LocalResponseNorm(size, alpha=0.3, beta=0.75, k=2.0),

@@ -16,8 +16,8 @@ from classgrad.networks.shard import Shard
 COUNTS = (3, 1, 2)  # samples of each process
 
 
-class Sums:
-    """Sums over threads that all call in the same order."""
+class ChannelSums:
+    """ChannelSums over threads that all call in the same order."""
 
     def __init__(self, size):
         self.barrier = threading.Barrier(size, timeout=20)
@@ -36,7 +36,7 @@ class Sums:
 
 def together(work):
     """Return what each thread makes of its shard."""
-    sums, starts = Sums(len(COUNTS)), torch.tensor([0, *COUNTS]).cumsum(0).tolist()
+    sums, starts = ChannelSums(len(COUNTS)), torch.tensor([0, *COUNTS]).cumsum(0).tolist()
     shards = [
         Shard(sum(COUNTS), starts[i], starts[i + 1], len(COUNTS), sums.of(i))
         for i in range(len(COUNTS))
@@ -55,7 +55,7 @@ def test_gathered_rows_are_those_of_the_batch_and_their_gradients_sums():
     def work(shard):
         own = x[shard.part].clone().requires_grad_()
         rows = shard.gather(own)
-        (rows * weights[COUNTS.index(shard.own)]).sum().backward()
+        (rows * weights[COUNTS.index(shard.size)]).sum().backward()
         return rows.detach(), own.grad
 
     found = together(work)
@@ -150,7 +150,7 @@ def test_statistics_of_several_processes_are_those_of_all_their_inputs():
         net.add_task(3)
 
     def work(shard):
-        index = COUNTS.index(shard.own)
+        index = COUNTS.index(shard.size)
         batches = [[x[:4]], [], [x[4:]]]  # one has no input
         nets[index].recalibrate(0, batches[index], shard.sum)
 

@@ -87,8 +87,8 @@ def go_on(net: Network, method: Method, task: Task, numbers: range) -> torch.Ten
     optimizer = torch.optim.SGD(method.parameters(net, [task]), lr=0.02)
     net.train()
     for number in numbers:
-        chance = torch.Generator().manual_seed(number)
-        index = torch.randperm(len(task.train), generator=chance)[:12]
+        rng = torch.Generator().manual_seed(number)
+        index = torch.randperm(len(task.train), generator=rng)[:12]
         step = step_of(task, optimizer, index, number=number, seed=number)
         optimizer.zero_grad()
         method.loss(net, step).backward()

@@ -18,8 +18,8 @@ def built(make: Callable[[], Model], seed: int = 0) -> Model:
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     """Return normal numbers in float64."""
-    chance = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=chance, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=rng, dtype=torch.float64)
 
 
 def in_turn(count: int, classes: int) -> Tensor:

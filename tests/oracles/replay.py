@@ -31,10 +31,10 @@ class Recorded:
 def permuted(tasks: int = 3, **options: int) -> tuple[TaskStream, list[int]]:
     """Blobs whose pixels each task sees in another order, and the list of transforms used."""
     stream, calls = blobs(tasks, **options), []
-    chance = torch.Generator().manual_seed(7)
+    rng = torch.Generator().manual_seed(7)
     changed = [
         dataclasses.replace(
-            task, transform=Recorded(task.id, Permute(torch.randperm(64, generator=chance)), calls)
+            task, transform=Recorded(task.id, Permute(torch.randperm(64, generator=rng)), calls)
         )
         for task in stream
     ]

@@ -34,7 +34,7 @@ def logits_apart(net: Network, task: Task) -> Tensor:
     """Logits of all training samples in one batch, none of which moves another's gradient."""
     net.eval()
     dtype = next(net.parameters()).dtype
-    with net.samples_apart():
+    with net.detached_batch_stats():
         return net(task.transform(task.train.unit_images(slice(None), dtype)), task.id)
 
 

@@ -201,7 +201,7 @@ def make_model(model: str, seed: int) -> "nn.Module":
     import torch
     from torch import nn
 
-    from classgrad.networks.network import global_chance_kept
+    from classgrad.networks.network import preserved_rng
 
     module_name, colon, name = model.partition(":")
     if not (module_name and colon and name):
@@ -211,7 +211,7 @@ def make_model(model: str, seed: int) -> "nn.Module":
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        with global_chance_kept():
+        with preserved_rng():
             torch.manual_seed(seed)  # the user's code may draw from the global generator
             trunk = getattr(importlib.import_module(module_name), name)()
     except UserError:

@@ -1,4 +1,4 @@
-"""Gradient projection for any nn.Module: inputs of layers, their subspaces, steps outside them."""
+"""Gradient projection for any nn.Module: inputs of layers, subspaces, projected steps."""
 
 from classgrad.core import attention
 from classgrad.core.layers import (

@@ -1,4 +1,4 @@
-"""What the layers of a model see of each class, gathered in one pass over a task's data."""
+"""Inputs of a model's layers by class, collected in one pass over a task's data."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from classgrad.core.layers import Site, Source, modules_inside, tap
+from classgrad.core.layers import Site, Source, inner_modules, tap
 from classgrad.core.refusals import refuse_bypassed
 from classgrad.core.subspace import Representation
 from classgrad.errors import UserError
@@ -18,13 +18,13 @@ Forward = Callable[[Tensor], Tensor]
 Batch = tuple[Tensor, Tensor]
 Batches = Iterable[Batch]
 
-# So many numbers may wait until they are put into representations: 32 MB in float32.
+# Numbers that may wait to be added to representations: 32 MB in float32.
 MAX_PENDING = 2**23
 
 
 @dataclass
 class ClassInputs:
-    """For one class, by site: the representation, and the mean of the raw inputs (prototype)."""
+    """The inputs of one class, by site: their representation, and their sums for the prototype."""
 
     count: int = 0
     representations: dict[str, Representation] = field(default_factory=dict)
@@ -35,15 +35,15 @@ class ClassInputs:
     )  # inputs of calls, by batch
 
     def prototype(self, site: str) -> Tensor:
-        """Return the unit mean of the inputs at a site (Eq. prototype); zero if the mean is."""
+        """Return the mean input at a site, of length one or zero (Eq. prototype)."""
         return nn.functional.normalize(self.sums[site] / self.counts[site], dim=0)
 
 
 @dataclass
 class Collected:
-    """Inputs by class, and the layers with parameters that took part.
+    """Inputs by class, and the layers with parameters that were called.
 
-    Pooled, they are those of the whole task, as class 0.
+    If `pooled`, class 0 has the inputs of the whole task.
     """
 
     classes: dict[int, ClassInputs]
@@ -52,13 +52,13 @@ class Collected:
 
 
 class Processes(Protocol):
-    """Processes that collect together, each with batches of its own; `ALONE` is one."""
+    """Processes that collect together, each with its own batches; `ALONE` is a single one."""
 
     def in_step(self, batches: Batches) -> Iterator[Batch | None]:
         """Yield the batches of this process, and None after them while others have some left."""
 
     def errors_shared(self) -> AbstractContextManager[None]:
-        """Raise an error that one process finds in the block in all of them."""
+        """Raise an error that one process raises in the block in all of them."""
 
     def counts(
         self,
@@ -67,21 +67,21 @@ class Processes(Protocol):
         labels: set[int],
         expected: Collection[int] | None,
     ) -> dict[int, tuple[int, int]]:
-        """Return, by class, how many samples a round has before those of this process, and in all.
+        """Return, by class, how many samples of a round come before this process's, and in total.
 
-        `own` has the counts of this process, `classes` all that are counted. `labels` this process
-        has seen; what others have seen of the `expected` ones is added to them.
+        `own` has the counts of this process, `classes` all classes that are counted. `labels` has
+        the labels this process has seen; those of `expected` that others have seen are added to it.
         """
 
     def in_any(self, values: Sequence[bool]) -> list[bool]:
-        """Tell of each value whether it is true in any process."""
+        """Tell for each value whether it is true in any process."""
 
     def merge(self, classes: Sequence[ClassInputs], sites: Mapping[str, Site]) -> None:
-        """Let the main process have what all have of these classes, and the others nothing."""
+        """Merge the inputs of these classes into the main process; the others keep none."""
 
 
 class Alone:
-    """One process: nothing has to be put together."""
+    """A single process: nothing has to be merged."""
 
     def in_step(self, batches: Batches) -> Iterator[Batch | None]:
         """Yield the batches."""
@@ -124,15 +124,15 @@ def collect(
     pool: bool = False,
     processes: Processes = ALONE,
 ) -> Collected:
-    """Run the model in evaluation mode and keep, per class and site, the first `samples[site]`.
+    """Collect layer inputs in evaluation mode, from the first `samples[site]` samples of a class.
 
     Whole mixed batches go through the model, because BatchNorm may use their statistics; which
-    samples count is decided afterwards. With `correct_only` only those classified correctly count
-    (BR-GTL); a class with none of them is taken as it is. With `pool` all samples count as one
-    class, 0. Stops as soon as every class in `classes` has enough.
+    samples count is decided afterwards. With `correct_only` only samples classified correctly count
+    (BR-GTL); of a class without any, all samples do. With `pool` all samples count as class 0. The
+    pass stops as soon as every class in `classes` has enough samples.
 
-    Several `processes` give batches in turn, each its own, and name `classes`; what they keep is
-    put together in the main one, as if it had seen all, and the others keep nothing.
+    Several `processes` take turns, each with its own batches, and must name `classes`. Their inputs
+    are merged in the main process, as if it had seen all batches; the others keep nothing.
     """
     wanted = None if classes is None else set(classes)
     training = {module: module.training for module in model.modules()}
@@ -144,13 +144,13 @@ def collect(
         with torch.no_grad(), tap(sites.values()) as seen:
             gather = _Gather(sites, samples, seen, wanted, pool, processes)
             gather.run(forward, batches(), correct_only)
-            missed = {label for label in gather.present if not gather.inputs[label].count}
-            if missed:
-                gather.only = missed
+            never_correct = {label for label in gather.present if not gather.inputs[label].count}
+            if never_correct:
+                gather.open_classes = never_correct
                 gather.run(forward, batches(), False)
-            called |= {inner for module in called for inner in modules_inside(module)}
-            if gather.last is not None:
-                refuse_bypassed(model, partial(forward, gather.last), called)
+            called |= {inner for module in called for inner in inner_modules(module)}
+            if gather.last_batch is not None:
+                refuse_bypassed(model, partial(forward, gather.last_batch), called)
     finally:
         for hook in hooks:
             hook.remove()
@@ -169,7 +169,7 @@ def collect(
 
 
 class _Gather:
-    """The state of one pass: what each class has, and which classes are still wanted."""
+    """The state of one pass: the inputs of each class, and which classes still need samples."""
 
     def __init__(
         self,
@@ -182,14 +182,14 @@ class _Gather:
     ) -> None:
         self.sites, self.samples, self.seen = sites, samples, seen
         self.pool, self.processes = pool, processes
-        self.most = max(samples.values())
+        self.max_samples = max(samples.values())
         self.inputs: dict[int, ClassInputs] = {}
         self.present: set[int] = set()
         self.wanted = wanted
-        self.labels: set[int] = set()  # every label seen, of classes wanted or not
-        self.only = None if pool else wanted
-        self.pending = 0  # how many numbers of all classes are not yet in representations
-        self.last: Tensor | None = None  # the last batch
+        self.labels: set[int] = set()  # every label seen, wanted or not
+        self.open_classes = None if pool else wanted  # None: all
+        self.pending = 0  # numbers of all classes that are not yet in representations
+        self.last_batch: Tensor | None = None
 
     def run(self, forward: Forward, batches: Batches, correct_only: bool) -> None:
         for batch in self.processes.in_step(batches):
@@ -197,7 +197,7 @@ class _Gather:
             chosen: dict[int, Tensor] = {}
             with self.processes.errors_shared():
                 if batch is not None:
-                    chosen = self._see(forward, *batch, correct_only)
+                    chosen = self._run_batch(forward, *batch, correct_only)
             own = {value: len(index) for value, index in chosen.items()}
             classes = {0} if self.pool else self.wanted
             counts = self.processes.counts(own, classes, self.labels, self.wanted)
@@ -206,31 +206,33 @@ class _Gather:
                 entry = self.inputs.setdefault(value, ClassInputs())
                 if value in chosen:
                     self._add(entry, chosen[value], before)
-                entry.count = min(self.most, entry.count + total)
+                entry.count = min(self.max_samples, entry.count + total)
             if self.pending > MAX_PENDING:
-                self._settle_all()
-            if self._enough():
+                self._flush_all()
+            if self._has_enough():
                 break
-        self._settle_all()
+        self._flush_all()
 
-    def _see(self, forward: Forward, x: Tensor, y: Tensor, correct_only: bool) -> dict[int, Tensor]:
+    def _run_batch(
+        self, forward: Forward, x: Tensor, y: Tensor, correct_only: bool
+    ) -> dict[int, Tensor]:
         """Run the model on a batch; return which samples count, by class."""
         if y.dim() != 1 or y.is_floating_point() or len(y) != len(x):
             raise UserError(
                 f"labels of shape {tuple(y.shape)} and type {y.dtype} for {len(x)} samples: "
                 "give one whole number for each"
             )
-        output, self.last, y = forward(x), x, y.cpu()
+        output, self.last_batch, y = forward(x), x, y.cpu()
         self._check_inputs(len(y))
         self.labels.update(y.unique().tolist())
-        right = torch.ones_like(y, dtype=torch.bool)
+        correct = torch.ones_like(y, dtype=torch.bool)
         if correct_only:
-            right = output.argmax(1).cpu() == y
+            correct = output.argmax(1).cpu() == y
         label = torch.zeros_like(y) if self.pool else y
         return {
-            value: ((label == value) & right).nonzero().flatten()
+            value: ((label == value) & correct).nonzero().flatten()
             for value in label.unique().tolist()
-            if self.only is None or value in self.only
+            if self.open_classes is None or value in self.open_classes
         }
 
     def _add(self, entry: ClassInputs, index: Tensor, before: int) -> None:
@@ -238,53 +240,53 @@ class _Gather:
             chosen = index[: max(0, self.samples[name] - entry.count - before)]
             if not len(chosen) or site.source not in self.seen:
                 continue
-            # On the CPU whatever the model is on: not every device computes in double precision.
+            # On the CPU, because not every device has double precision.
             inputs = [x[chosen.to(x.device)].cpu() for x in self.seen[site.source]]
             pending = entry.pending.setdefault(name, [])
             if pending and shapes(pending[-1]) != shapes(inputs):
-                self._settle(entry, name)
+                self._flush(entry, name)
             pending.append(inputs)
             self.pending += sum(x.numel() for x in inputs)
 
-    def _settle_all(self) -> None:
+    def _flush_all(self) -> None:
         for entry in self.inputs.values():
             for name in entry.pending:
-                self._settle(entry, name)
+                self._flush(entry, name)
         self.pending = 0
 
-    def _settle(self, entry: ClassInputs, name: str) -> None:
-        """Put the inputs of a class that wait into its representation: few large products."""
+    def _flush(self, entry: ClassInputs, name: str) -> None:
+        """Add the pending inputs of a class to its representation, in few large products."""
         site, pending = self.sites[name], entry.pending[name]
         inputs = [torch.cat(batches) for batches in zip(*pending, strict=True)]
         pending.clear()
         for x in inputs:
-            known = entry.representations.setdefault(name, Representation(site.dimension))
+            representation = entry.representations.setdefault(name, Representation(site.dimension))
             count = len(x) * len(site.rows(x[:1]))
-            if known.count + count < site.dimension:
-                known.add(site.rows(x))
+            if representation.count + count < site.dimension:
+                representation.add(site.rows(x))
             else:
-                known.add_gram(site.gram(x), count)
+                representation.add_gram(site.gram(x), count)
         if inputs and not self.pool:
-            self._add_mean(entry, name, [site.share(x).flatten(1) for x in inputs])
+            self._add_mean(entry, name, [site.matrix_input(x).flatten(1) for x in inputs])
 
     def _add_mean(self, entry: ClassInputs, name: str, inputs: list[Tensor]) -> None:
         flat = torch.cat(inputs, 1)
-        known = entry.sums.get(name, torch.zeros_like(flat[0], dtype=torch.float64))
-        if known.shape != flat[0].shape:
+        total = entry.sums.get(name, torch.zeros_like(flat[0], dtype=torch.float64))
+        if total.shape != flat[0].shape:
             raise UserError(
-                f"layer '{name}' saw inputs of {len(known)} and of {flat.shape[1]} numbers: class "
+                f"layer '{name}' saw inputs of {len(total)} and of {flat.shape[1]} numbers: class "
                 "prototypes need images of one size"
             )
-        entry.sums[name] = known + flat.sum(0, dtype=torch.float64)
+        entry.sums[name] = total + flat.sum(0, dtype=torch.float64)
         entry.counts[name] = entry.counts.get(name, 0) + len(flat)
 
-    def _enough(self) -> bool:
+    def _has_enough(self) -> bool:
         if self.wanted is not None and not self.wanted <= self.labels:
             return False
-        wanted = {0} if self.pool else self.only
+        wanted = {0} if self.pool else self.open_classes
         if wanted is None:
             return False
-        return all(c in self.inputs and self.inputs[c].count >= self.most for c in wanted)
+        return all(c in self.inputs and self.inputs[c].count >= self.max_samples for c in wanted)
 
     def _check_inputs(self, count: int) -> None:
         for name, site in self.sites.items():

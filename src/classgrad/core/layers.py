@@ -1,10 +1,10 @@
-"""The inputs that reach each layer of any model, as the rows its weight matrix multiplies.
+"""The inputs of each layer of any model, as the rows that its weight matrix multiplies.
 
 A site is a weight matrix W (o x d) with the rows x it is applied to: y = W x. A Linear layer or a
-convolution is one site; a convolution in g groups is g sites, because each group sees its own
-channels; nn.MultiheadAttention is four, for queries, keys, values and what comes out.
+convolution is one site; a convolution with g groups is g sites, because each group sees its own
+channels; nn.MultiheadAttention is four: queries, keys, values and the out-projection.
 
-What is specific to a kind of layer is in a `LayerKind`; `register_layer` makes it known.
+A `LayerKind` describes one type of layer; `register_layer` adds it.
 """
 
 import math
@@ -25,8 +25,8 @@ from classgrad.errors import UserError
 
 L = TypeVar("L", bound=nn.Module)
 
-Record = Callable[[int, Tensor], None]  # takes the number of an input of a layer, and that input
-Source = tuple[nn.Module, int]  # a layer and the number of one of its inputs
+Record = Callable[[int, Tensor], None]  # called with the index of a layer's input, and the input
+Source = tuple[nn.Module, int]  # a layer and the index of one of its inputs
 
 
 class Matrix(NamedTuple):
@@ -40,9 +40,9 @@ class Matrix(NamedTuple):
 
 
 class LayerKind(Generic[L]):
-    """What gradient projection has to know of one kind of layer.
+    """What gradient projection has to know about a type of layer.
 
-    As it is here: one matrix, `weight`, that multiplies the last dimension of the only input.
+    The defaults: one matrix, `weight`, which multiplies the last dimension of the only input.
     """
 
     # Whether layer(x) is functional.linear(linear_input(layer, x), layer.weight, layer.bias), so
@@ -53,31 +53,31 @@ class LayerKind(Generic[L]):
         """List the weight matrices of a layer."""
         return [Matrix("", "weight", 0, len(attrgetter("weight")(layer)))]
 
-    def inside(self, layer: L) -> Iterable[nn.Module]:
-        """List modules inside a layer whose parameters it uses without calling them."""
+    def inner_modules(self, layer: L) -> Iterable[nn.Module]:
+        """List the modules inside a layer whose parameters it uses without calling them."""
         return ()
 
     def record_inputs(self, layer: L, record: Record) -> AbstractContextManager[None]:
-        """Give `record` every input of the layer in the block; what comes out stays the same."""
+        """Pass every input of the layer in the block to `record`; outputs stay the same."""
         return _record_only_input(layer, record)
 
-    def share(self, layer: L, number: int, x: Tensor) -> Tensor:
-        """Return what one of the matrices, by its number, sees of an input of the layer."""
+    def matrix_input(self, layer: L, number: int, x: Tensor) -> Tensor:
+        """Return the part of an input of the layer that matrix `number` multiplies."""
         return x
 
-    def rows(self, layer: L, x: Tensor, every: int = 1) -> Tensor:
-        """Unfold the share (n, ...) of a matrix into the rows it multiplies (n * positions x d).
+    def rows(self, layer: L, x: Tensor, patch_stride: int = 1) -> Tensor:
+        """Unfold the input (n, ...) of a matrix into the rows it multiplies (n * positions x d).
 
-        Of a convolution's positions only every so many along each axis, from the first.
+        Of a convolution's positions, take one in `patch_stride` along each axis, from the first.
         """
         return x.reshape(-1, x.shape[-1])
 
     def gram(self, layer: L, x: Tensor) -> Tensor:
-        """Return C Cᵀ of the rows of a share (d x d, float64)."""
+        """Return C Cᵀ of the rows of a matrix's input (d x d, float64)."""
         return linalg.gram(self.rows(layer, x))
 
     def linear_input(self, layer: L, x: Tensor) -> Tensor:
-        """Return what a `linear` layer's weight multiplies in the forward pass."""
+        """Return the tensor that a `linear` layer's weight multiplies in the forward pass."""
         return x
 
 
@@ -98,10 +98,10 @@ _NORMS: list[type[nn.Module]] = []
 
 
 def register_layer(layer: type[L], kind: LayerKind[L]) -> None:
-    """Let gradient projection protect layers of a class, and of subclasses with its forward.
+    """Let gradient projection protect layers of a class, and of subclasses with the same forward.
 
-    The answer to an old input must stay when every update of a matrix has no part in the rows it
-    was seen with.
+    The layer's output for an old input must not change as long as every update of a matrix is
+    orthogonal to the rows of that input.
 
     >>> class Doubled(nn.Linear):
     ...     def forward(self, input: Tensor) -> Tensor:
@@ -114,15 +114,15 @@ def register_layer(layer: type[L], kind: LayerKind[L]) -> None:
 
 
 def register_norm(layer: type[nn.Module]) -> None:
-    """Let layers of a class be part of a model: its only parameters are a scale and a shift.
+    """Allow layers of a class whose only parameters are a scale and a shift.
 
-    They are kept whole once a task has used them.
+    These are frozen once a task has used them.
     """
     _NORMS.append(layer)
 
 
 def layer_kind(layer: nn.Module) -> LayerKind[Any] | None:
-    """Return what is registered for the class of a layer, or for the nearest of its bases."""
+    """Return the kind registered for a layer's class, or for its nearest base class."""
     base = _registered(layer)
     return None if base is None else _LAYERS[base]
 
@@ -132,10 +132,10 @@ def is_norm(layer: nn.Module) -> bool:
     return isinstance(layer, tuple(_NORMS))
 
 
-def modules_inside(layer: nn.Module) -> Iterable[nn.Module]:
-    """List modules inside a layer whose parameters it uses without calling them."""
+def inner_modules(layer: nn.Module) -> Iterable[nn.Module]:
+    """List the modules inside a layer whose parameters it uses without calling them."""
     kind = layer_kind(layer)
-    return () if kind is None else kind.inside(layer)
+    return () if kind is None else kind.inner_modules(layer)
 
 
 def _registered(layer: nn.Module) -> type[nn.Module] | None:
@@ -164,17 +164,17 @@ class ConvolutionKind(LayerKind[Convolution]):
             for group in range(layer.groups)
         ]
 
-    def share(self, layer: Convolution, number: int, x: Tensor) -> Tensor:
+    def matrix_input(self, layer: Convolution, number: int, x: Tensor) -> Tensor:
         """Return the channels of one group."""
         if layer.groups == 1:
             return x
         width = layer.in_channels // layer.groups
         return x[:, number * width : (number + 1) * width]
 
-    def rows(self, layer: Convolution, x: Tensor, every: int = 1) -> Tensor:
+    def rows(self, layer: Convolution, x: Tensor, patch_stride: int = 1) -> Tensor:
         """Unfold (n, C, *size) into patches (n * positions, C * kernel)."""
         axes = len(layer.kernel_size)
-        x = _unfold(layer, x, range(axes), every)
+        x = _unfold(layer, x, range(axes), patch_stride)
         # (n, C, *positions, *kernel) -> (n, *positions, C, *kernel)
         order = [0, *range(2, 2 + axes), 1, *range(2 + axes, 2 + 2 * axes)]
         return x.permute(order).reshape(-1, x.shape[1] * math.prod(layer.kernel_size))
@@ -182,8 +182,8 @@ class ConvolutionKind(LayerKind[Convolution]):
     def gram(self, layer: Convolution, x: Tensor) -> Tensor:
         """Return C Cᵀ of the patches of (n, C, *size) (d x d, float64).
 
-        Patches overlap. Where the convolution moves by one, lines of patches are enough: those
-        unfolded along all axes but the first.
+        Patches overlap. With stride and dilation 1 along the first axis, it is enough to unfold the
+        other axes: the products of these lines serve all patches they are part of.
         """
         if not layer.stride[0] == layer.dilation[0] == 1:
             return linalg.gram(self.rows(layer, x))
@@ -207,10 +207,10 @@ def _lines(layer: Convolution, x: Tensor) -> Tensor:
     return x.permute(order).reshape(x.shape[2], -1, x.shape[1] * math.prod(layer.kernel_size[1:]))
 
 
-def _unfold(layer: Convolution, x: Tensor, axes: Iterable[int], every: int = 1) -> Tensor:
-    """Pad (n, C, *size) as a convolution does, and unfold some axes: positions, last the kernel."""
+def _unfold(layer: Convolution, x: Tensor, axes: Iterable[int], patch_stride: int = 1) -> Tensor:
+    """Pad (n, C, *size) as a convolution does, and unfold some axes; the kernel's come last."""
     kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
-    margins: list[int] = []  # last dimension first, before and after, as functional.pad wants them
+    margins: list[int] = []  # before and after, last dimension first, as functional.pad takes them
     for axis in reversed(range(len(kernel))):
         if not isinstance(layer.padding, str):
             margins += [layer.padding[axis]] * 2
@@ -221,7 +221,7 @@ def _unfold(layer: Convolution, x: Tensor, axes: Iterable[int], every: int = 1) 
     x = functional.pad(x, margins, mode=mode)
     for axis in axes:
         span = dilation[axis] * (kernel[axis] - 1) + 1
-        x = x.unfold(2 + axis, span, stride[axis] * every)[..., :: dilation[axis]]
+        x = x.unfold(2 + axis, span, stride[axis] * patch_stride)[..., :: dilation[axis]]
     return x
 
 
@@ -244,12 +244,12 @@ class Site:
     name: str
     layer: nn.Module
     kind: LayerKind[Any]
-    number: int  # among the matrices of the layer
+    number: int  # index among the matrices of the layer
     parameter: str
     start: int
     stop: int
     dimension: int
-    source: Source  # what its inputs go by in `tap`
+    source: Source  # key of its inputs in `tap`
 
     @property
     def weight(self) -> Tensor:
@@ -260,20 +260,20 @@ class Site:
         """View the part of a weight-shaped tensor that belongs to this site as (o x d)."""
         return tensor[self.start : self.stop].reshape(self.stop - self.start, self.dimension)
 
-    def share(self, x: Tensor) -> Tensor:
-        """Return what this site sees of an input of the layer: the channels of its group."""
-        return self.kind.share(self.layer, self.number, x)
+    def matrix_input(self, x: Tensor) -> Tensor:
+        """Return the part of an input of the layer that this site sees: its group's channels."""
+        return self.kind.matrix_input(self.layer, self.number, x)
 
-    def rows(self, x: Tensor, every: int = 1) -> Tensor:
+    def rows(self, x: Tensor, patch_stride: int = 1) -> Tensor:
         """Unfold an input of the layer (n, ...) into the rows W multiplies (n * positions x d).
 
-        Of a convolution's positions only every so many along each axis, from the first.
+        Of a convolution's positions, take one in `patch_stride` along each axis, from the first.
         """
-        return self.kind.rows(self.layer, self.share(x), every)
+        return self.kind.rows(self.layer, self.matrix_input(x), patch_stride)
 
     def gram(self, x: Tensor) -> Tensor:
         """Return C Cᵀ of the rows of an input (d x d, float64)."""
-        return self.kind.gram(self.layer, self.share(x))
+        return self.kind.gram(self.layer, self.matrix_input(x))
 
 
 def sites(model: nn.Module) -> dict[str, Site]:
@@ -287,18 +287,18 @@ def sites(model: nn.Module) -> dict[str, Site]:
     """
     by_name: dict[str, Site] = {}
     owners: dict[tuple[int, int], str] = {}
-    inside = {module for layer in model.modules() for module in modules_inside(layer)}
+    inside = {module for layer in model.modules() for module in inner_modules(layer)}
     for name, layer in model.named_modules():
         if layer in inside or not any(p.requires_grad for p in layer.parameters()):
             continue
         for site in _sites_of(name, layer):
-            place = (id(site.weight), site.start)
-            if place in owners:
+            key = (id(site.weight), site.start)
+            if key in owners:
                 raise UserError(
-                    f"layers '{owners[place]}' and '{site.name}' share one weight: use one module "
+                    f"layers '{owners[key]}' and '{site.name}' share one weight: use one module "
                     "twice, so that its inputs are seen together"
                 )
-            owners[place] = site.name
+            owners[key] = site.name
             by_name[site.name] = site
     return by_name
 
@@ -338,32 +338,34 @@ def _sites_of(name: str, layer: nn.Module) -> Iterator[Site]:
 
 
 def _is_forward_of(base: type[nn.Module], layer: nn.Module) -> bool:
-    # A guard gives layers a forward of their own, and says so itself if it finds one.
-    own = vars(layer).get("forward")
-    return type(layer).forward is base.forward and (own is None or isinstance(own, SameForward))
+    # `Projector.install` itself refuses a layer that has the forward of another guard.
+    replaced = vars(layer).get("forward")
+    equivalent = replaced is None or isinstance(replaced, EquivalentForward)
+    return type(layer).forward is base.forward and equivalent
 
 
-class SameForward:
-    """A forward put in the place of that of one layer; it returns what that would."""
+class EquivalentForward:
+    """A replacement for the forward of one layer, with the same outputs."""
 
 
-def install_forward(layer: nn.Module, forward: SameForward) -> None:
-    """Let a layer be run by another forward, until `remove_forward`."""
+def install_forward(layer: nn.Module, forward: EquivalentForward) -> None:
+    """Replace the forward of a layer, until `remove_forward`."""
     vars(layer)["forward"] = forward
 
 
 def remove_forward(layer: nn.Module) -> None:
-    """Give a layer back the forward of its class."""
+    """Restore the forward of a layer's class."""
     del vars(layer)["forward"]
 
 
 def by_layer(
     value: Any, names: Iterable[str], *, implied: str = "", optional: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Spread a setting over sites: one value, or one for each by name, or by the first pattern.
+    """Resolve a setting for each site: one value for all, or values by name or pattern.
 
-    A group of a convolution goes by the name of its layer. Names can leave out the beginning
-    `implied`. A key has to fit some site, unless it begins with one of `optional`.
+    A name wins over patterns, an earlier pattern over later ones. A group of a convolution goes by
+    the name of its layer. Names can leave out the prefix `implied`. Every key has to match a site,
+    unless it begins with one of `optional`.
 
     >>> by_layer({"*": 2, "fc1": 1}, ["conv1", "fc1"])
     {'conv1': 2, 'fc1': 1}
@@ -375,15 +377,16 @@ def by_layer(
     for name in names:
         layer = name.split("[")[0]
         labels = (layer, layer.removeprefix(implied))
-        fits = [key for key in value if key in labels]
-        fits += [key for key in value if any(fnmatchcase(label, key) for label in labels)]
-        if not fits:
+        matching = [key for key in value if key in labels]
+        matching += [key for key in value if any(fnmatchcase(label, key) for label in labels)]
+        if not matching:
             raise UserError(f"no value for layer '{name}' in {value}: add it, or '*' for the rest")
-        chosen[name] = fits[0]
+        chosen[name] = matching[0]
     for key in value:
         if key not in chosen.values() and not key.startswith(optional):
             raise UserError(
-                f"'{key}' fits no layer that no earlier pattern fits: there are {', '.join(names)}"
+                f"'{key}' matches no layer, or only layers that another key matches first: the "
+                f"layers are {', '.join(names)}"
             )
     return {name: value[key] for name, key in chosen.items()}
 
@@ -393,8 +396,8 @@ def tap(watched: Iterable[Site]) -> Iterator[dict[Source, list[Tensor]]]:
     """Record the inputs of these sites' layers while the block runs.
 
     Yields a dict, `Site.source` -> the inputs of its calls, oldest first; clear it between batches.
-    Inputs are copied when the layer is entered, so a later in-place operation cannot change them.
-    The hooks are gone when the block ends, however it ends.
+    Inputs are copied when the layer is called, so a later in-place operation cannot change them.
+    The hooks are removed when the block ends, also by an exception.
     """
     seen: dict[Source, list[Tensor]] = {}
 
@@ -402,15 +405,15 @@ def tap(watched: Iterable[Site]) -> Iterator[dict[Source, list[Tensor]]]:
         seen.setdefault((layer, number), []).append(x.detach().clone())
 
     with ExitStack() as stack:
-        stack.enter_context(_every_layer_called())
+        stack.enter_context(_fast_path_off())
         for layer, kind in {site.layer: site.kind for site in watched}.items():
             stack.enter_context(kind.record_inputs(layer, partial(record, layer)))
         yield seen
 
 
 @contextmanager
-def _every_layer_called() -> Iterator[None]:
-    """Switch off the fused paths of transformers, which use weights without calling layers."""
+def _fast_path_off() -> Iterator[None]:
+    """Switch off the fused path of transformers, which uses weights without calling layers."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

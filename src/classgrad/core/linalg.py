@@ -1,8 +1,8 @@
 """Subspace kernels on tensors: the linear algebra of GPM (2021), TRGP and CGP (2022).
 
-A representation matrix C (d x n) has one column per input of a layer. Every decision the papers
-take is a function of C Cᵀ or, when n < d, of the smaller Cᵀ C. Here C is held by its rows
-(Cᵀ, n x d), as layers see them. S is a basis: d x r with orthonormal columns, r = 0 allowed.
+A representation matrix C (d x n) has one column per input of a layer. Every decision in the papers
+is a function of C Cᵀ or, when n < d, of the smaller Cᵀ C. Here C is passed as its transpose, rows
+(n x d), as layers see them. S is a basis: d x r with orthonormal columns, r = 0 allowed.
 """
 
 import torch
@@ -10,25 +10,25 @@ from torch import Tensor
 
 # Directions with less than this share of the energy are rounding: float64 eigenvalues of a Gram
 # matrix are exact to about 1e-16 of the largest one.
-NEGLIGIBLE = 1e-14
+NEGLIGIBLE_ENERGY = 1e-14
 
-# A unit vector with less than this outside a span lies in it.
-INSIDE = 1e-7
+# A unit vector whose part outside a span is shorter than this lies in it.
+SPAN_TOLERANCE = 1e-7
 
-# Below this width a product is as fast as a part of it.
-SMALL = 128
+# Below this width, forming part of a product takes as long as forming all of it.
+MIN_BLOCK = 128
 
-# A unit vector with less than this inside a span is orthogonal to it but for rounding.
-NEARLY = 1e-8
+# A unit vector whose part inside a span is shorter than this is orthogonal to it up to rounding.
+ORTHOGONAL_TOLERANCE = 1e-8
 
 
 def gram(rows: Tensor) -> Tensor:
     """Rows (n x d) -> C Cᵀ (d x d, float64)."""
     rows = rows.double()
     dimension = rows.shape[1]
-    size = max(SMALL, -(-dimension // 4))
+    size = max(MIN_BLOCK, -(-dimension // 4))
     c_ct = rows.new_empty(dimension, dimension)
-    for start in range(0, dimension, size):  # what is below a block is that beside it, turned
+    for start in range(0, dimension, size):  # C Cᵀ is symmetric: the rest of a column is copied
         stop = min(start + size, dimension)
         c_ct[start:stop, start:] = rows[:, start:stop].T @ rows[:, start:]
         c_ct[stop:, start:stop] = c_ct[start:stop, stop:].T
@@ -38,11 +38,11 @@ def gram(rows: Tensor) -> Tensor:
 def window_products(lines: Tensor, window: int) -> Tensor:
     """Lines (h x n x w) -> Σ_s lines[s+i]ᵀ lines[s+j] at i, j (window x window x w x w).
 
-    s goes over the h - window + 1 places of the window, of which there must be at least `window`.
-    Sums with the same j - i differ only in the first and last lines: what is between them is formed
-    once.
+    s goes over the h - window + 1 positions of the window, of which there must be at least
+    `window`. Sums with the same j - i differ only in their first and last lines: the sum over the
+    lines between is computed once.
     """
-    places, width = len(lines) - window + 1, lines.shape[2]
+    positions, width = len(lines) - window + 1, lines.shape[2]
     products = lines.new_empty(window, window, width, width)
 
     def product(start: int, stop: int) -> Tensor:
@@ -51,9 +51,9 @@ def window_products(lines: Tensor, window: int) -> Tensor:
 
     for gap in range(window):
         edge = window - 1 - gap
-        middle = product(edge, places)
+        middle = product(edge, positions)
         before = [product(line, line + 1) for line in range(edge)]
-        after = [product(line, line + 1) for line in range(places, places + edge)]
+        after = [product(line, line + 1) for line in range(positions, positions + edge)]
         for i in range(edge + 1):
             products[i, i + gap] = block = middle + sum(before[i:]) + sum(after[:i])
             products[i + gap, i] = block.T
@@ -61,7 +61,7 @@ def window_products(lines: Tensor, window: int) -> Tensor:
 
 
 def residual(rows: Tensor, basis: Tensor) -> Tensor:
-    """Rows (n x d) -> rows of Ĉ = C - S Sᵀ C, what the basis does not hold."""
+    """Rows (n x d) -> rows of Ĉ = C - S Sᵀ C, their part outside the basis."""
     return rows - (rows @ basis) @ basis.T
 
 
@@ -94,30 +94,29 @@ def spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = spectrum_of_gram(rows @ rows.T)
     directions = rows.T @ vectors / values.sqrt()
     # Dividing by a small σ magnifies rounding: for σ² at 1e-12 of the largest, columns of U are
-    # orthogonal only to 1e-4. QR restores that without turning the strong ones.
+    # orthogonal only to 1e-4. QR makes them orthogonal without rotating the strong ones.
     return values, orthonormal(directions)
 
 
 def rows_of_gram(c_ct: Tensor) -> Tensor:
-    """C Cᵀ (d x d) of rank k -> k rows (k x d) with the same C Cᵀ but for rounding.
+    """C Cᵀ (d x d) of rank k -> k rows (k x d) with the same C Cᵀ up to rounding.
 
-    A Cholesky factorisation that takes the largest diagonal element left as its next pivot: d k²
-    operations, where eigenvectors take some ten d³.
+    A pivoted Cholesky factorisation: d k² operations, where eigenvectors take some ten d³.
 
     >>> rows_of_gram(torch.tensor([[4.0, 2.0], [2.0, 1.0]])).tolist()
     [[2.0, 1.0]]
     """
-    left = c_ct.diagonal().double().clone()
-    smallest = NEGLIGIBLE * left.max() if len(left) else 0.0
-    rows = left.new_empty(len(left), len(left))
-    for k in range(len(left)):
-        pivot = int(left.argmax())
-        if left[pivot] <= smallest:
+    remaining = c_ct.diagonal().double().clone()
+    smallest = NEGLIGIBLE_ENERGY * remaining.max() if len(remaining) else 0.0
+    rows = remaining.new_empty(len(remaining), len(remaining))
+    for k in range(len(remaining)):
+        pivot = int(remaining.argmax())
+        if remaining[pivot] <= smallest:
             return rows[:k]
         row = c_ct[pivot] - rows[:k, pivot] @ rows[:k]
-        rows[k] = row / left[pivot].sqrt()
-        left -= rows[k].square()
-        left[pivot] = 0.0
+        rows[k] = row / remaining[pivot].sqrt()
+        remaining -= rows[k].square()
+        remaining[pivot] = 0.0
     return rows
 
 
@@ -127,25 +126,25 @@ def spectrum_of_gram(c_ct: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = values.flip(0), vectors.flip(1)
     if not len(values):
         return values, vectors
-    keep = values > NEGLIGIBLE * values.clamp(min=0).sum()
+    keep = values > NEGLIGIBLE_ENERGY * values.clamp(min=0).sum()
     return values[keep], vectors[:, keep]
 
 
 def energies(symmetric: Tensor) -> Tensor:
-    """Symmetric matrix -> eigenvalues descending; about a third of the work of the vectors too."""
+    """Symmetric matrix -> eigenvalues descending; about a third of the work with eigenvectors."""
     values: Tensor = torch.linalg.eigvalsh(symmetric.double())
     return values.flip(0)
 
 
 def orthonormal(vectors: Tensor) -> Tensor:
-    """Independent columns -> orthonormal columns, each on the side of the one it came from."""
+    """Independent columns -> orthonormal columns, without the sign flips of QR."""
     q: Tensor
     q, r = torch.linalg.qr(vectors)
     return q * torch.where(r.diagonal() < 0, -1.0, 1.0).to(q)
 
 
 def smallest_rank(energies: Tensor, target: float) -> int:
-    """Energies in order -> min k with energies[:k].sum() >= target; all of them if none suffices.
+    """Energies in order -> the smallest k with energies[:k].sum() >= target; else their number.
 
     >>> smallest_rank(torch.tensor([4.0, 3.0, 2.0, 1.0]), 7.0)
     2
@@ -161,29 +160,29 @@ def smallest_rank(energies: Tensor, target: float) -> int:
 def extend(basis: Tensor, vectors: Tensor) -> Tensor:
     """Basis (d x r) and columns (d x m) -> orthonormal basis of both, d x (r + new).
 
-    The first r columns stay as they are. What lies in their span already is dropped. Each column is
-    orthogonalised twice, as once leaves errors of the size of rounding / what is left of it; where
-    all were nearly orthogonal before, once.
+    The first r columns stay as they are; columns inside their span are dropped. Each column is
+    orthogonalised twice, because after one pass the error is rounding / length of the remaining
+    part; once where all columns are nearly orthogonal to the basis.
     """
     vectors = vectors.double()
     lengths = vectors.norm(dim=0)
     for _ in range(2):
         along = basis.T @ vectors
         vectors = vectors - basis @ along
-        if (along.norm(dim=0) <= NEARLY * lengths).all():
+        if (along.norm(dim=0) <= ORTHOGONAL_TOLERANCE * lengths).all():
             break
-    vectors = vectors[:, vectors.norm(dim=0) > INSIDE * lengths]
+    vectors = vectors[:, vectors.norm(dim=0) > SPAN_TOLERANCE * lengths]
     if vectors.shape[1] == 0:
         return basis
     vectors = vectors / vectors.norm(dim=0)
     new, r = torch.linalg.qr(vectors)
-    well = bool(r.diagonal().abs().min() > 0.1)  # so QR magnified no rounding
-    if vectors.shape[1] > vectors.shape[0] or r.diagonal().abs().min() < INSIDE:
-        # Columns that depend on each other: QR would put arbitrary directions in their place.
+    well_conditioned = bool(r.diagonal().abs().min() > 0.1)  # so QR magnified no rounding
+    if vectors.shape[1] > vectors.shape[0] or r.diagonal().abs().min() < SPAN_TOLERANCE:
+        # Linearly dependent columns: QR would replace them by arbitrary directions.
         left, singular, _ = torch.linalg.svd(vectors, full_matrices=False)
-        new = left[:, singular > INSIDE]
+        new = left[:, singular > SPAN_TOLERANCE]
     new = new[:, : basis.shape[0] - basis.shape[1]]
-    if not well:
+    if not well_conditioned:
         new = new - basis @ (basis.T @ new)
     return torch.cat([basis, orthonormal(new)], dim=1)
 

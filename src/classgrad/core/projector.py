@@ -1,21 +1,21 @@
-"""Keeps a training step out of protected subspaces, for any model, loop and optimiser.
+"""Projection of gradients and updates, for any model, training loop and optimiser.
 
-A layer y = W x with protected basis S (d x r) answers old inputs as before when every update of W
-has no part in S: ΔW S = 0 (GPM, ICLR 2021; CGP, MM 2022, Eq. project1 and project2).
+A layer y = W x with protected basis S (d x r) keeps its outputs for old inputs as long as every
+update of W has no part in S: ΔW S = 0 (GPM, ICLR 2021; CGP, MM 2022, Eq. project1 and project2).
 
 Three choices keep that exact and cheap:
 
 - ∇W = Δᵀ X for a Linear layer with input rows X, so S can be removed from the gradient, at
-  4 o d r operations, or from the rows before they meet Δ, at 4 B d r. For a 2048 x 2048 layer and a
-  batch of 64 the second is 32 times cheaper. A convolution has more rows than outputs.
+  4 o d r operations, or from the rows before the product with Δ, at 4 B d r. For a 2048 x 2048
+  layer and a batch of 64 the second is 32 times cheaper. A convolution has more rows than outputs.
 - g - (g S) Sᵀ equals (g N) Nᵀ with N the orthogonal complement; the narrower of both is used, so
-  the cost falls again once a layer is more than half full.
+  the cost falls again once more than half of the directions are protected.
 - Plain SGD moves W along projected gradients only. Weight decay, Adam and momentum from before the
   basis grew do not; for those the update itself, W after - W before, is projected too.
 
 Directions can have an importance below 1 (SGP, AAAI 2023): steps along them are then scaled by
-1 - importance instead of removed. Scaling twice is not scaling once, so it is done in one place:
-the gradient, or the update for the optimisers of the last point.
+1 - importance instead of removed. Unlike removing, scaling must not be done twice, so it is applied
+either to the gradient or, for the optimisers of the last point, to the update.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,35 +27,35 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from classgrad.core import linalg
-from classgrad.core.layers import SameForward, Site, install_forward, remove_forward, sites
+from classgrad.core.layers import EquivalentForward, Site, install_forward, remove_forward, sites
 from classgrad.core.refusals import refuse_unprotectable
 from classgrad.core.subspace import Subspace
 from classgrad.errors import UserError
 
-# A gradient with more than this many roundings along a protected probe direction is projected
-# again. Removing S from rows leaves about ten.
-ROUNDINGS = 100
+# A gradient is projected again if its part along a protected probe direction exceeds this many
+# times the machine epsilon. Removing S from rows leaves about ten.
+MAX_LEAK_EPS = 100
 
 
-class Side:
-    """Removes one subspace from matrices, by its basis or its complement, whichever is narrower."""
+class Projection:
+    """Removes a subspace from matrices, by its basis or its complement, whichever is narrower."""
 
     soft = False  # whether directions are scaled instead of removed
-    rows_only = False  # whether a Linear layer's gradient must come through projected rows
+    rows_only = False  # whether a Linear layer's gradient must be formed from projected rows
 
     def __init__(self, subspace: Subspace, like: Tensor) -> None:
         self.inside = subspace.rank <= subspace.dimension // 2
         basis = subspace.basis if self.inside else linalg.complement(subspace.basis)
         self.basis = basis.to(like)
-        # Two random directions, in the subspace and anywhere, as long as the roots of rank and
-        # dimension: ||g probe|| is then about ||g S|| and ||g||, for one reading of g.
+        # Two random directions, one in the subspace and one in the whole space, of lengths √rank
+        # and √dimension: ||g probe|| is then about ||g S|| and ||g||, and g is read only once.
         rng = torch.Generator().manual_seed(subspace.rank)
         weights = torch.randn(subspace.rank, generator=rng, dtype=torch.float64)
         anywhere = torch.randn(subspace.dimension, generator=rng, dtype=torch.float64)
         self.probes = torch.stack([subspace.basis @ weights, anywhere]).to(like)
-        self.by_rows = False  # whether all of the gradient came through projected rows
+        self.by_rows = False  # whether the gradient was formed from projected rows
 
-    def free(self, matrix: Tensor) -> Tensor:
+    def project(self, matrix: Tensor) -> Tensor:
         """Return the part of a matrix (o x d) outside the subspace."""
         basis = self.basis.to(matrix.dtype)
         return linalg.remove(matrix, basis) if self.inside else linalg.keep(matrix, basis)
@@ -63,16 +63,16 @@ class Side:
     def leaks(self, matrix: Tensor) -> bool:
         """Tell whether a matrix has a part inside the subspace."""
         along = functional.linear(matrix, self.probes.to(matrix.dtype))
-        inside, all_of_it = torch.linalg.vector_norm(along, dim=0)
-        return bool(inside > ROUNDINGS * torch.finfo(matrix.dtype).eps * all_of_it)
+        inside, total = torch.linalg.vector_norm(along, dim=0)
+        return bool(inside > MAX_LEAK_EPS * torch.finfo(matrix.dtype).eps * total)
 
 
-class SoftSide(Side):
-    """Scales what matrices have along each direction by 1 - λ, its importance (SGP, AAAI 2023).
+class ScaledProjection(Projection):
+    """Scales matrices along each direction by 1 - λ, with λ its importance (SGP, AAAI 2023).
 
-    g - g M Λ Mᵀ is taken through the thin M, or as one d x d matrix once M is wider than half of d,
-    so that the cost stops growing there. It does not go by rows: whether a gradient was scaled
-    already does not show, and scaling twice is not scaling once.
+    g - g M Λ Mᵀ is computed with the thin M, or as one d x d matrix once M is wider than half of d,
+    so that the cost stops growing there. Rows are not projected: a gradient does not show whether
+    it was scaled already, and it must not be scaled twice.
     """
 
     soft = True
@@ -86,7 +86,7 @@ class SoftSide(Side):
             self.scaled = scaled.to(like)
         self.by_rows = False
 
-    def free(self, matrix: Tensor) -> Tensor:
+    def project(self, matrix: Tensor) -> Tensor:
         """Return g - g M Λ Mᵀ of a matrix (o x d)."""
         basis = self.basis.to(matrix.dtype)
         if not self.inside:
@@ -95,10 +95,10 @@ class SoftSide(Side):
 
 
 class Projector:
-    """Guards the weights of one model against moving inside the subspaces it is given.
+    """Keeps the updates of one model's weights outside protected subspaces.
 
-    `most_rows` makes of the number of rows in a call of a Linear layer the number that decides
-    where its gradient is projected: processes that each have a part of a batch have to agree.
+    `most_rows` maps the number of rows in a call of a Linear layer to the number that decides where
+    its gradient is projected: processes that each have a shard of a batch have to agree on it.
     """
 
     def __init__(self, model: nn.Module, most_rows: Callable[[int], int] = int) -> None:
@@ -110,39 +110,41 @@ class Projector:
                 "matrix to protect"
             )
         refuse_unprotectable(model)
-        self._sides: dict[str, Side] = {}
+        self._projections: dict[str, Projection] = {}
         self._frozen: list[nn.Parameter] = []
         self._before: dict[Tensor, Tensor] = {}  # by weight
-        self._updates = FreeUpdates()
-        self._patched: list[nn.Module] = []
+        self._trusted_optimizers = TrustedOptimizers()
+        self._patched: list[nn.Module] = []  # layers whose forward is replaced
 
     def non_matrix_parameters(self, used: Iterable[nn.Module]) -> list[str]:
         """Name the parameters of these layers that are not weight matrices.
 
-        Biases, scales and shifts cannot be protected direction by direction; they are kept whole.
+        Biases, scales and shifts cannot be protected direction by direction; they are frozen.
         """
-        members = set(used)
+        layers = set(used)
         return [
             f"{prefix}.{label}" if prefix else label
             for prefix, module in self._model.named_modules()
-            if module in members
+            if module in layers
             for label, parameter in module.named_parameters(recurse=False)
             if not any(parameter is site.weight for site in self.sites.values())
         ]
 
     def protect(self, subspaces: Mapping[str, Subspace], frozen: Iterable[str] = ()) -> None:
-        """Keep all further steps out of these subspaces, and these parameters as they are."""
-        self.guard(
+        """Keep all further steps out of these subspaces, and freeze these parameters."""
+        self.set_projections(
             {
-                name: Side(subspace, self.sites[name].weight)
+                name: Projection(subspace, self.sites[name].weight)
                 for name, subspace in subspaces.items()
                 if subspace.rank
             },
             frozen,
         )
 
-    def guard(self, sides: Mapping[str, Side], frozen: Iterable[str] = ()) -> None:
-        """Keep all further steps free as these sides say, and these parameters as they are."""
+    def set_projections(
+        self, projections: Mapping[str, Projection], frozen: Iterable[str] = ()
+    ) -> None:
+        """Apply these projections to all further steps, and freeze these parameters."""
         self.remove()
         changed = self.sites.keys() ^ sites(self._model).keys()
         if changed:
@@ -150,23 +152,23 @@ class Projector:
                 f"layer '{min(changed)}' was added, removed, frozen or unfrozen after the guard "
                 "was attached: attach when the model is complete"
             )
-        self._updates.forget()
+        self._trusted_optimizers.forget()
         self._frozen = [self._model.get_parameter(name) for name in frozen]
-        self._sides = dict(sides)
+        self._projections = dict(projections)
 
     def install(self) -> None:
-        """Take the gradients of Linear layers through projected rows where that is cheaper."""
+        """Form the gradients of Linear layers from projected rows where that is cheaper."""
         self.remove()
-        for name, side in self._sides.items():
+        for name, projection in self._projections.items():
             site = self.sites[name]
-            if site.kind.linear and not side.soft:
+            if site.kind.linear and not projection.soft:
                 if "forward" in vars(site.layer):
                     raise UserError(f"layer '{name}' has a guard already: detach that one first")
-                install_forward(site.layer, FreeForward(site, side, self._most_rows))
+                install_forward(site.layer, ProjectedForward(site, projection, self._most_rows))
                 self._patched.append(site.layer)
 
     def remove(self) -> None:
-        """Leave the model's layers as they were before `install`."""
+        """Restore the model's layers as they were before `install`."""
         for layer in self._patched:
             remove_forward(layer)
         self._patched = []
@@ -174,47 +176,47 @@ class Projector:
     def before_step(self, optimizer: torch.optim.Optimizer, *, fresh: bool = False) -> None:
         """Project the gradients; call between `backward` and the optimiser's step.
 
-        A `fresh` optimiser was made for the current task, so all its momentum is of this task, even
-        where it was loaded.
+        A `fresh` optimiser was made for the current task, so all its momentum is from this task,
+        even where it was loaded.
         """
         self.remember(optimizer, fresh)
         self.project_gradients()
 
     def project_gradients(self) -> None:
-        """Remove the protected part of every gradient, and all of those of frozen parameters."""
+        """Remove the protected part of every gradient, and the gradients of frozen parameters."""
         for parameter in self._frozen:
             parameter.grad = None
-        for name, side in self._sides.items():
+        for name, projection in self._projections.items():
             site = self.sites[name]
             gradient = site.weight.grad
-            if gradient is None or (side.soft and self._before):
+            if gradient is None or (projection.soft and self._before):
                 continue  # after_step will scale the update, once
             with autocast_off(gradient):
                 matrix = site.matrix(gradient)
-                if not side.by_rows or side.leaks(matrix):
-                    _write(site, gradient, side.free(matrix))
-            side.by_rows = False
+                if not projection.by_rows or projection.leaks(matrix):
+                    _write(site, gradient, projection.project(matrix))
+            projection.by_rows = False
 
     def remember(self, optimizer: torch.optim.Optimizer, fresh: bool = False) -> None:
         """Keep the weights for `after_step`, if the optimiser's update has to be projected."""
         self._before = {}
         weights = [site.weight for site in self.sites.values()]
-        if self._sides and not self._updates.expected(optimizer, weights, fresh):
+        if self._projections and not self._trusted_optimizers.includes(optimizer, weights, fresh):
             self.keep_weights()
 
     def keep_weights(self) -> None:
         """Keep the weights, so that `after_step` projects the update."""
-        weights = {self.sites[name].weight for name in self._sides}
+        weights = {self.sites[name].weight for name in self._projections}
         self._before = {weight: weight.detach().clone() for weight in weights}
 
     def after_step(self) -> None:
-        """Project what the optimiser did where its update can leave the free directions."""
-        for name, side in self._sides.items() if self._before else ():
+        """Project the optimiser's update, if it can have a part in the protected subspaces."""
+        for name, projection in self._projections.items() if self._before else ():
             site = self.sites[name]
             weight = site.weight.detach()
             with autocast_off(weight):
-                start = site.matrix(self._before[site.weight])
-                _write(site, weight, start + side.free(site.matrix(weight) - start))
+                before = site.matrix(self._before[site.weight])
+                _write(site, weight, before + projection.project(site.matrix(weight) - before))
         self._before = {}
 
     @contextmanager
@@ -234,8 +236,8 @@ class Projector:
     def _enter_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Project before the update; gradients that a closure makes, when it has made them."""
-        # The hook sees the optimiser itself as first argument where `step` was wrapped.
+        """Project the gradients before the update; with a closure, after each call of it."""
+        # The hook gets the optimiser itself as first argument where `step` was wrapped.
         closures = [value for value in (*args, *kwargs.values()) if callable(value)]
         if not closures:
             self.before_step(optimizer)
@@ -247,59 +249,63 @@ class Projector:
             self.project_gradients()
             return loss
 
-        first = args[:1] if args and args[0] is optimizer else ()
-        return (*first, closure), {}
+        self_argument = args[:1] if args and args[0] is optimizer else ()
+        return (*self_argument, closure), {}
 
 
 def _write(site: Site, tensor: Tensor, matrix: Tensor) -> None:
-    """Put a site's matrix back into a weight-shaped tensor, whatever its memory format."""
+    """Write a site's matrix into a weight-shaped tensor of any memory format."""
     part = tensor[site.start : site.stop]
     part.copy_(matrix.reshape(part.shape))
 
 
-class FreeForward(SameForward):
-    """The forward of a linear layer that picks the cheaper place to remove the subspace."""
+class ProjectedForward(EquivalentForward):
+    """A forward of a linear layer that removes the subspace from rows where that is cheaper."""
 
-    def __init__(self, site: Site, side: Side, most_rows: Callable[[int], int]) -> None:
+    def __init__(self, site: Site, projection: Projection, most_rows: Callable[[int], int]) -> None:
         self.layer: Any = site.layer  # with weight, bias and out_features, as nn.Linear has
         self.kind = site.kind
-        self.side, self.most_rows = side, most_rows
+        self.projection, self.most_rows = projection, most_rows
 
     def __call__(self, input: Tensor) -> Tensor:
-        """Return what the layer would; its gradient goes by rows if there are few of them."""
+        """Return the output of the layer; form its gradient from projected rows if they are few."""
         layer = self.layer
         input = self.kind.linear_input(layer, input)
         rows = input.reshape(-1, input.shape[-1])
-        many = self.most_rows(len(rows)) > layer.out_features and not self.side.rows_only
-        if not torch.is_grad_enabled() or many:
+        many_rows = self.most_rows(len(rows)) > layer.out_features
+        if not torch.is_grad_enabled() or (many_rows and not self.projection.rows_only):
             return functional.linear(input, layer.weight, layer.bias)
-        self.side.by_rows = True
-        result: Tensor = FreeRows.apply(rows, layer.weight, layer.bias, self.side)
+        self.projection.by_rows = True
+        result: Tensor = ProjectedRows.apply(rows, layer.weight, layer.bias, self.projection)
         return result.reshape(*input.shape[:-1], layer.out_features)
 
 
-class FreeRows(torch.autograd.Function):
-    """A linear map whose weight gradient is taken with the protected part of its rows removed."""
+class ProjectedRows(torch.autograd.Function):
+    """A linear map whose weight gradient is formed from projected rows."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, side: Side) -> Tensor:
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, projection: Projection
+    ) -> Tensor:
         """Return x Wᵀ + b for each row x."""
         ctx.save_for_backward(rows, weight)
-        ctx.side = side
+        ctx.projection = projection
         return functional.linear(rows, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x, W (its free part) and b."""
+        """Return the gradients of x, W (projected) and b."""
         rows, weight = ctx.saved_tensors
         grad_input = grad_weight = grad_bias = None
         # In the precision of the weights: under autocast rows and gradients are rounded to few
-        # bits, and rounding projected rows again would put them back into the subspace.
+        # bits, and rounding projected rows again would give them a part in the subspace.
         with autocast_off(grad):
             if ctx.needs_input_grad[0]:
                 grad_input = (grad @ weight.to(grad.dtype)).to(rows.dtype)
             if ctx.needs_input_grad[1]:
-                grad_weight = grad.T.to(weight.dtype) @ ctx.side.free(rows.to(weight.dtype))
+                grad_weight = grad.T.to(weight.dtype) @ ctx.projection.project(
+                    rows.to(weight.dtype)
+                )
             if ctx.needs_input_grad[2]:
                 grad_bias = grad.sum(0).to(weight.dtype)
         return grad_input, grad_weight, grad_bias, None
@@ -310,60 +316,59 @@ def autocast_off(like: Tensor) -> torch.autocast:
     return torch.autocast(like.device.type, enabled=False)
 
 
-def follow_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell whether updates are sums of gradients: SGD without weight decay.
+def updates_follow_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether an optimiser's updates are sums of gradients: SGD without weight decay.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> follow_gradients(torch.optim.SGD([weight], lr=0.1, momentum=0.9))
+    >>> updates_follow_gradients(torch.optim.SGD([weight], lr=0.1, momentum=0.9))
     True
-    >>> follow_gradients(torch.optim.Adam([weight]))
+    >>> updates_follow_gradients(torch.optim.Adam([weight]))
     False
     """
     decays = any(group.get("weight_decay") for group in optimizer.param_groups)
     return type(optimizer) is torch.optim.SGD and not decays
 
 
-class FreeUpdates:
-    """Tells of an optimiser whether free gradients give free updates.
+class TrustedOptimizers:
+    """The optimisers whose updates stay outside the subspaces if their gradients are projected.
 
-    With plain SGD a gradient that is free of something gives an update that is free of it, and so
-    does momentum gathered from free gradients. Weight decay, Adam and older momentum do not: then
-    the update itself, W after - W before, has to be projected too.
+    These are plain SGD, and SGD whose momentum has seen projected gradients only. With weight
+    decay, Adam or older momentum the update itself, W after - W before, has to be projected too.
     """
 
     def __init__(self) -> None:
-        # Optimisers that have seen nothing but free gradients, each with the state it had then:
-        # loading another one replaces it. At most one for a parameter, the newest.
-        self._trusted: dict[torch.optim.Optimizer, Mapping[Tensor, Any]] = {}
+        # Each with the state dict it had then: loading a state replaces that object. At most one
+        # optimiser for a parameter, the newest.
+        self._states: dict[torch.optim.Optimizer, Mapping[Tensor, Any]] = {}
 
-    def expected(
+    def includes(
         self, optimizer: torch.optim.Optimizer, weights: Iterable[Tensor], fresh: bool = False
     ) -> bool:
-        """Tell whether free gradients give free updates: SGD without decay or older momentum.
+        """Tell whether an optimiser is trusted: SGD without weight decay or older momentum.
 
-        A `fresh` optimiser was made for the current task: what it has gathered, or was loaded
-        into it, is of this task.
+        A `fresh` optimiser was made for the current task: all its momentum, also what was loaded,
+        is from this task.
         """
-        if not follow_gradients(optimizer):
+        if not updates_follow_gradients(optimizer):
             return False
-        if fresh or self._trusted.get(optimizer) is optimizer.state:
+        if fresh or self._states.get(optimizer) is optimizer.state:
             return True
         states = [optimizer.state.get(weight, {}) for weight in weights]
         if any(state.get("momentum_buffer") is not None for state in states):
             return False
-        own = _moved_by(optimizer)
-        self._trusted = {
+        parameters = _parameters_of(optimizer)
+        self._states = {
             other: state
-            for other, state in self._trusted.items()
-            if own.isdisjoint(_moved_by(other))
+            for other, state in self._states.items()
+            if parameters.isdisjoint(_parameters_of(other))
         }
-        self._trusted[optimizer] = optimizer.state
+        self._states[optimizer] = optimizer.state
         return True
 
     def forget(self) -> None:
-        """Trust no optimiser's momentum any more, because what is protected has changed."""
-        self._trusted = {}
+        """Trust no optimiser's momentum any more, because the subspaces have changed."""
+        self._states = {}
 
 
-def _moved_by(optimizer: torch.optim.Optimizer) -> set[Tensor]:
+def _parameters_of(optimizer: torch.optim.Optimizer) -> set[Tensor]:
     return {parameter for group in optimizer.param_groups for parameter in group["params"]}

@@ -1,4 +1,4 @@
-"""What gradient projection cannot protect is refused by name, instead of left to forget."""
+"""Layers and parameters that gradient projection cannot protect are refused, by name."""
 
 from collections.abc import Callable, Collection
 
@@ -11,13 +11,13 @@ from classgrad.errors import UserError
 
 
 def refuse_unprotectable(model: nn.Module) -> None:
-    """Refuse, by name, every trainable layer whose old answers could not be kept."""
+    """Refuse, by name, every trainable layer whose outputs for old inputs could not be kept."""
     for name, module in model.named_modules():
         if is_norm(module) and getattr(module, "track_running_stats", False):
             raise UserError(
-                f"layer '{name}' ({type(module).__name__}) keeps running statistics that every new "
-                "task would move: use classgrad.networks.TaskBatchNorm, which has its own for each "
-                "task, or track_running_stats=False"
+                f"layer '{name}' ({type(module).__name__}) has running statistics, which every new "
+                "task would change: use classgrad.networks.TaskBatchNorm, which stores them for "
+                "each task, or track_running_stats=False"
             )
         refuse_positions_first(name, module)
         if layer_kind(module) is not None or is_norm(module):
@@ -34,9 +34,9 @@ def refuse_unprotectable(model: nn.Module) -> None:
 def refuse_bypassed(
     model: nn.Module, run: Callable[[], Tensor], called: Collection[nn.Module]
 ) -> None:
-    """Refuse, by name, parameters that count for an output although their layer was not called.
+    """Refuse, by name, parameters that affect the output although their layer was not called.
 
-    What such a weight multiplies was not seen.
+    The inputs of such a weight were not recorded.
     """
     unseen = {
         f"{prefix}.{name}" if prefix else name: parameter

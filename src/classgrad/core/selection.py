@@ -1,16 +1,16 @@
-"""Which new directions a class adds to a basis: the plain rule, and the rules of base refining.
+"""The new directions that a class adds to a basis: the plain rule, and those of base refining.
 
 Notation of CGP (MM 2022): S the basis so far, C the class's representation with energy E,
 δ = diag(Sᵀ C Cᵀ S) its energy along each stored direction, Ĉ = U Σ Vᵀ the residual outside S. The
-joint list is L = [δ, σ²]. The stored directions stay protected in any case, so a rule differs from
-another one only in how many columns of U it adds.
+joint list is L = [δ, σ²]. The stored directions stay protected in any case, so rules differ only in
+how many columns of U they add.
 
 - `plain` adds the first m of U, with the smallest m for which Σδ + Σσ²[:m] >= ε E.
-- `alg1` adds what U has among the first k of sorted L, with k the class's own rank at ε; at most
-  what `plain` adds. The class may then be held by less than ε.
-- `joint` adds what U has among the first of sorted L that reach ε E; at least what `plain` adds.
-- `official` adds what the residual has among the first m of L, where L and m are relative to the
-  directions of one group only; often nothing. Its groups begin with `complete`.
+- `alg1` adds those of U among the first k of sorted L, with k the class's own rank at ε; at most
+  what `plain` adds. Less than the share ε of the class may then be held.
+- `joint` adds those of U among the first of sorted L that reach ε E; at least what `plain` adds.
+- `official` adds those of the residual among the first m of L, where L and m are relative to the
+  directions of one group only; often none. Its groups begin with `complete`.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from classgrad.core.subspace import Representation
 
 
 class Selection(NamedTuple):
-    """New directions (d x n), and the columns of S that represent the class beside them."""
+    """New directions (d x n), and the columns of S that represent the class together with them."""
 
     new: Tensor
     stored: list[int]
@@ -32,7 +32,7 @@ class Selection(NamedTuple):
 def plain(basis: Tensor, c: Representation, epsilon: float) -> Selection:
     """Protect at least the share ε of the class (Eq. k-rank2, with ||C||² on the right).
 
-    Every stored direction counts, because every one stays protected; none stands for the class.
+    Every stored direction counts, because all stay protected; none is assigned to the class.
     """
     delta, values, vectors = c.split_by(basis)
     count = smallest_rank(values, epsilon * c.energy() - float(delta.sum()))
@@ -40,10 +40,10 @@ def plain(basis: Tensor, c: Representation, epsilon: float) -> Selection:
 
 
 def complete(basis: Tensor, c: Representation, epsilon: float) -> Selection:
-    """Add what `plain` adds; with these, the strongest stored directions that hold ε are its own.
+    """Add what `plain` adds, and assign to the class the strongest stored directions up to ε.
 
-    So a class that opens a group leaves it with directions that stand for all of it, as in the
-    released scripts, where every group has a basis for itself.
+    So a class that opens a group gives it directions that hold the share ε of the class, as in the
+    released scripts, where every group has its own basis.
     """
     delta, values, vectors = c.split_by(basis)
     count = smallest_rank(values, epsilon * c.energy() - float(delta.sum()))
@@ -56,8 +56,8 @@ def complete(basis: Tensor, c: Representation, epsilon: float) -> Selection:
 def alg1(basis: Tensor, c: Representation, epsilon: float) -> Selection:
     """Represent the class by as many directions as it needs on its own (Algorithm 1).
 
-    The paper lets the count exceed that of `plain` when stored directions carry energy thinly; here
-    it does not, so refining never protects more than not refining.
+    In the paper the count exceeds that of `plain` where energy is spread thinly over the stored
+    directions; here it is limited, so refining never protects more than not refining.
     """
     delta, values, vectors = c.split_by(basis)
     own_rank = smallest_rank(c.energies(), epsilon * c.energy())
@@ -79,18 +79,18 @@ def joint(basis: Tensor, c: Representation, epsilon: float) -> Selection:
 def official(basis: Tensor, c: Representation, epsilon: float, group: list[int]) -> Selection:
     """Count against one group, choose from the joint list: the released CIFAR-100 script.
 
-    m residual directions would be needed; the first m of the joint list are taken, and stored ones
-    fill most places, so the class is often left with no new direction at all.
+    m residual directions would be needed; the first m of the joint list are taken, most of which
+    are stored ones, so the class often adds no new direction at all.
     """
-    part = basis[:, group]
-    delta, values, vectors = c.split_by(part)
+    group_basis = basis[:, group]
+    delta, values, vectors = c.split_by(group_basis)
     needed = smallest_rank(values, epsilon * c.energy() - float(delta.sum()))
     stored, count = _first_of_joint_list(delta, values, needed)
     return Selection(vectors[:, :count], [group[index] for index in stored])
 
 
 def _first_of_joint_list(delta: Tensor, values: Tensor, count: int) -> tuple[list[int], int]:
-    """Take the first `count` of sorted [δ, σ²]: which stored ones, and how many new ones."""
+    """Take the first `count` of sorted [δ, σ²]; return which stored ones, and how many new ones."""
     order = torch.cat([delta, values]).sort(descending=True, stable=True).indices[:count]
     stored = order[order < len(delta)]
     return sorted(stored.tolist()), len(order) - len(stored)

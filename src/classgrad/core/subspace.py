@@ -21,7 +21,7 @@ class Subspace:
 
     @classmethod
     def empty(cls, dimension: int) -> "Subspace":
-        """Return the subspace of `dimension` that holds nothing yet."""
+        """Return a subspace of rank 0 in a space of `dimension`."""
         return cls(torch.zeros(dimension, 0, dtype=torch.float64))
 
     @property
@@ -40,19 +40,18 @@ class Subspace:
         return self.basis.nbytes
 
     def extended(self, vectors: Tensor) -> "Subspace":
-        """Return the subspace that holds `vectors` (columns) too."""
+        """Return the span of this subspace and `vectors` (columns)."""
         return Subspace(linalg.extend(self.basis, vectors))
 
     def reduced(self, columns: list[int]) -> "Subspace":
-        """Return the subspace of these columns only."""
+        """Return the span of these columns of the basis only."""
         return Subspace(self.basis[:, columns])
 
 
 class Representation:
     """A representation matrix C (d x n), streamed in by rows.
 
-    While n < d the rows are kept; from then on only C Cᵀ. Every question has the same answer on
-    both sides.
+    While n < d the rows are kept; from then on only C Cᵀ. Every method returns the same either way.
     """
 
     def __init__(self, dimension: int) -> None:
@@ -70,7 +69,7 @@ class Representation:
 
     @classmethod
     def of_gram(cls, gram: Tensor, count: int) -> "Representation":
-        """Return a representation with this C Cᵀ of so many rows."""
+        """Return a representation of `count` rows with this C Cᵀ."""
         result = cls(len(gram))
         if count < len(gram):
             result.add(linalg.rows_of_gram(gram))
@@ -98,7 +97,7 @@ class Representation:
         self._fold()
 
     def add_gram(self, gram: Tensor, count: int) -> None:
-        """Append so many rows that have this C Cᵀ."""
+        """Append `count` rows that have this C Cᵀ."""
         self.count += count
         self._gram = gram if self._gram is None else self._gram + gram
         self._fold()
@@ -127,7 +126,7 @@ class Representation:
     def spectrum(self, basis: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (σ² descending, U) of C or, given a basis, of the residual Ĉ = C - S Sᵀ C.
 
-        Directions whose energy is rounding compared with that of C itself are left out.
+        Directions are left out whose energy is negligible compared with that of C.
         """
         if basis is None:
             basis = torch.zeros(self.dimension, 0, dtype=torch.float64)
@@ -135,17 +134,17 @@ class Representation:
         return values, vectors
 
     def split_by(self, basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return δ along a basis, and (σ² descending, U) of what is outside it.
+        """Return δ along a basis, and (σ² descending, U) of the part of C outside it.
 
-        That is `energy_along` and `spectrum`, with the product of C and the basis formed once.
+        These are `energy_along` and `spectrum`, with the product of C and the basis formed once.
         """
         if self._gram is not None:
             along = self._gram @ basis
             delta = (basis * along).sum(0)
-            if 2 * basis.shape[1] > self.dimension:  # in coordinates of the outside, which are few
+            if 2 * basis.shape[1] > self.dimension:  # the complement has fewer coordinates
                 outside = linalg.complement(basis)
-                values, turned = linalg.spectrum_of_gram(outside.T @ self._gram @ outside)
-                vectors = outside @ turned
+                values, coordinates = linalg.spectrum_of_gram(outside.T @ self._gram @ outside)
+                vectors = outside @ coordinates
             else:
                 values, vectors = linalg.spectrum_of_gram(
                     linalg.residual_gram(self._gram, basis, along)
@@ -155,8 +154,8 @@ class Representation:
             along = rows @ basis
             delta = along.square().sum(0)
             values, vectors = linalg.spectrum(rows - along @ basis.T)
-        real = values > linalg.NEGLIGIBLE * self.energy()
-        return delta, values[real], vectors[:, real]
+        keep = values > linalg.NEGLIGIBLE_ENERGY * self.energy()
+        return delta, values[keep], vectors[:, keep]
 
     def energies(self) -> Tensor:
         """Return the σ² of C, descending, without their directions."""

@@ -1,1 +1,1 @@
-"""Gradient projection in a training loop of your own."""
+"""Gradient projection in your own training loop."""

@@ -1,4 +1,4 @@
-"""Gradient projection in a training loop of your own: attach, step, end_task."""
+"""Gradient projection in your own training loop: attach, step, end_task."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from classgrad.core.collect import Forward
 from classgrad.errors import UserError
-from classgrad.methods.base import Held, LayerRoom
+from classgrad.methods.base import Held, LayerRank
 from classgrad.methods.projection.base import Projected
 from classgrad.networks.layers import TaskBatchNorm
 
 
 class Guard:
-    """Keeps the answers of a model to the tasks it has learnt, by a projection method."""
+    """Keeps a model's outputs for the tasks it has learnt, by a projection method."""
 
     def __init__(self, model: nn.Module, method: Projected) -> None:
         self.model = model
@@ -32,14 +32,14 @@ class Guard:
         classes: Iterable[int] | None = None,
         forward: Forward | None = None,
     ) -> None:
-        """Protect what the task just learnt needs.
+        """Protect the task just learnt.
 
-        `loader` gives (inputs, labels) of its training data, in batches, and can be gone through
-        twice. With `classes` each of them must be there. `forward` gives the logits that say which
-        samples are classified correctly, for a model that needs more than the inputs.
+        `loader` yields batches (inputs, labels) of its training data and must be iterable twice.
+        Each of `classes`, if given, must have a sample. `forward` maps inputs to the logits that
+        tell which samples are classified correctly, for a model that needs more than the inputs.
         """
         if iter(loader) is loader:
-            raise UserError("the loader can be gone through only once: give a list or a DataLoader")
+            raise UserError("the loader can be iterated only once: give a list or a DataLoader")
         self.method.projector.remove()
         self.method.learn(self.model, forward or self.model, lambda: loader, classes)
         self.method.projector.install()
@@ -47,9 +47,9 @@ class Guard:
             norm.add_task()
 
     def use_task(self, task: int) -> None:
-        """Let every `TaskBatchNorm` of the model use what it keeps for one task, 0 the first.
+        """Select a task, from 0, in every `TaskBatchNorm` of the model.
 
-        After `end_task` they stand at the next task. A model without them needs no such call.
+        `end_task` selects the next one. A model without such layers needs no call.
         """
         for norm in self._norms():
             norm.task = task
@@ -57,21 +57,21 @@ class Guard:
     def _norms(self) -> list[TaskBatchNorm]:
         return [m for m in self.model.modules() if isinstance(m, TaskBatchNorm)]
 
-    def room(self) -> list[LayerRoom]:
+    def layer_ranks(self) -> list[LayerRank]:
         """Return how much of each layer is protected."""
-        return self.method.room()
+        return self.method.layer_ranks()
 
     def held(self) -> list[Held]:
-        """Return what is still protected of each class, for a method with a limit of memory."""
+        """Return the share of each class that is still protected, for a method with a budget."""
         return self.method.held()
 
     def detach(self) -> None:
-        """Leave the model as it was: nothing is protected any more."""
+        """Restore the model's layers and protect nothing any more."""
         self.method.projector.protect({})
 
 
 def attach(model: nn.Module, method: Projected) -> Guard:
-    """Guard a model with a projection method, for use in any training loop.
+    """Put a guard with a projection method on a model, for use in any training loop.
 
     >>> import torch, classgrad
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -85,15 +85,15 @@ def attach(model: nn.Module, method: Projected) -> Guard:
     ...         loss.backward()
     ...         optimizer.step()
     ...     guard.end_task([(x, y)])
-    >>> [room.name for room in guard.room()]
+    >>> [layer.name for layer in guard.layer_ranks()]
     ['0', '2']
 
-    The contrastive loss of CGP is part of the loss, which is yours here:
+    CGP's contrastive loss is part of the loss, which you compute yourself here:
     `classgrad.methods.projection.cgp.contrastive`.
     """
     if not isinstance(method, Projected):
         raise UserError(
-            f"{type(method).__name__} does not work by projection: attach takes CGP, GPM or SGP"
+            f"{type(method).__name__} is not a projection method: attach takes CGP, GPM or SGP"
         )
     if not method.attachable:
         raise UserError(

@@ -93,7 +93,7 @@ class Learner:
         if (trunk is None) == (network is None):
             raise UserError("give either a trunk of your own or the name of a network")
         self.method = CGP() if method is None else method.replace()
-        if not self.method.open_ended:
+        if not self.method.rehearsal_free:
             raise UserError(
                 f"{self.method.name} keeps samples or needs all tasks in advance: give a learner "
                 "a method that does not, such as cgp"
@@ -281,7 +281,7 @@ class Learner:
             samples=torch.bincount(task.train.labels.cpu(), minlength=task.classes).tolist(),
             sharpness=sharpness,
             accuracy=accuracy,
-            ranks={room.name: room.rank for room in self.method.room()},
+            ranks={layer.name: layer.rank for layer in self.method.layer_ranks()},
             when=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=round(seconds, 1),
             data=digest([task.train, task.valid]),
@@ -358,7 +358,9 @@ class Learner:
 
     def forecast(self) -> list[LayerForecast]:
         """Return the rank in use of each layer, and for how many more classes the rest will do."""
-        return forecast_all({room.name: room.dimension for room in self.method.room()}, self.tasks)
+        return forecast_all(
+            {layer.name: layer.dimension for layer in self.method.layer_ranks()}, self.tasks
+        )
 
     @torch.no_grad()
     def forget_class(self, task: str, name: str) -> dict[str, int]:
@@ -379,7 +381,7 @@ class Learner:
         earlier = sum(len(before.class_names) for before in self.tasks[:number])
         self.method.forget_class(earlier + label)
         learnt.forgotten.append(name)
-        return {room.name: 0 for room in self.method.room()}
+        return {layer.name: 0 for layer in self.method.layer_ranks()}
 
     # Saving and loading, as docs/state.md describes.
 
@@ -463,7 +465,7 @@ class Learner:
             else {n: v.cpu().clone() for n, v in net.state_dict().items()},
             "memory": copy.deepcopy(session.state_dict()["method"] if session else {}),
             # For `info`, which has no network to ask.
-            "dimensions": {r.name: r.dimension for r in (self.method.room() if net else [])},
+            "dimensions": {r.name: r.dimension for r in (self.method.layer_ranks() if net else [])},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -483,7 +485,7 @@ class Learner:
         session.prototypes = ClassPrototypes()
         for task, means in zip(self.tasks, state["prototypes"], strict=self.keeps_prototypes):
             session.prototypes.add(task.class_names, means.to(self.device))
-        layers = {room.name for room in self.method.room()}
+        layers = {layer.name for layer in self.method.layer_ranks()}
         if any(task.ranks.keys() != layers for task in self.tasks):
             raise ValueError("tasks and method have different layers")
 

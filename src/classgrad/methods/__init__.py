@@ -1,9 +1,9 @@
-"""Methods: each a class whose fields are its hyper-parameters, all in one table."""
+"""Methods: classes whose fields are their hyper-parameters, and the table of all of them."""
 
 from typing import Any
 
 from classgrad.errors import unknown
-from classgrad.methods.base import Held, LayerRoom, Method, Step
+from classgrad.methods.base import Held, LayerRank, Method, Step
 from classgrad.methods.finetune import Finetune
 from classgrad.methods.lwf import LwF
 from classgrad.methods.multitask import Multitask
@@ -87,7 +87,7 @@ __all__ = [
     "Finetune",
     "Held",
     "ICaRL",
-    "LayerRoom",
+    "LayerRank",
     "LwF",
     "Method",
     "Multitask",

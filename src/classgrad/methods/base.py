@@ -24,11 +24,11 @@ from classgrad.tasks import Task
 
 @dataclass(frozen=True)
 class Step:
-    """One training step: `images` in [0, 1], `x` what the network sees of them, labels `y`.
+    """One training step: `images` in [0, 1], `x` the network's inputs made of them, labels `y`.
 
-    The samples are `task.train` at `index`; `number` steps of the task came before it, of at most
-    `steps`. Several processes have a shard each of the samples at `batch`; one has all of them. A
-    fresh optimiser was made for this task: all its momentum is of this task, even where it was
+    The samples are `task.train` at `index`. The task has at most `steps` steps, of which `number`
+    came before this one. With several processes, each has a shard of the samples at `batch`. A
+    fresh optimiser was made for this task: all its momentum is from this task, even where it was
     loaded.
     """
 
@@ -47,7 +47,7 @@ class Step:
     fresh_optimizer: bool = False
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Return rows for the whole batch, given those for `x`; gradients come back."""
+        """Return the rows of the whole batch, given those for `x`; differentiable."""
         return self.shard.gather(rows)
 
     @property
@@ -57,11 +57,11 @@ class Step:
 
 
 @dataclass(frozen=True)
-class LayerRoom:
+class LayerRank:
     """How much of a layer is protected: `rank` of `dimension` directions.
 
-    Where classes that resemble each other share directions: the group of each class so far, and its
-    cosine with the class that decided that, 1 for the first of a group.
+    Where similar classes share directions: the group of each class so far, and its cosine with the
+    class by which it joined the group, 1 for the first of a group.
     """
 
     name: str
@@ -73,10 +73,9 @@ class LayerRoom:
 
 @dataclass(frozen=True)
 class Held:
-    """What a layer's basis holds of a class, at least, as a share of its energy, 0 to 1.
+    """The share of a class's energy, 0 to 1, that a layer's basis holds, at least.
 
-    `promised` is the ε the class was learnt with. Tasks count from 0; without a label it is a whole
-    task.
+    `promised` is the ε the class was learnt with. Tasks count from 0; label None is a whole task.
     """
 
     layer: str
@@ -87,28 +86,28 @@ class Held:
 
 
 class Fit(Protocol):
-    """The training loop: over these tasks, for so many epochs instead of those of the settings."""
+    """The training loop over some tasks, for `epochs` epochs or as many as the settings say."""
 
     def __call__(self, tasks: Sequence[Task], epochs: int | None = None) -> None:
         """Train."""
 
 
 class Method(Settings):
-    """How a stream of tasks is learnt.
+    """An algorithm that learns a stream of tasks.
 
-    Fields are the hyper-parameters; what a method remembers between tasks is in private attributes
-    and goes through `state_dict`. The calls come in the order they are written here.
+    Fields are the hyper-parameters; private attributes hold what a method keeps between tasks, and
+    `state_dict` has to return it. Methods are called in the order they are written here.
     """
 
     model_config = ConfigDict(frozen=False)
     kind = "hyper-parameter"
     name: ClassVar[str]
     summary: ClassVar[str]
-    joint: ClassVar[bool] = False  # learns all tasks at once, so only the end can be judged
-    revisits: ClassVar[bool] = False  # moves the heads of earlier tasks too
-    free_start: ClassVar[bool] = True  # learns the first task just as finetuning does
-    open_ended: ClassVar[bool] = True  # needs no tasks in advance, and keeps no sample of them
-    on_cpu: ClassVar[bool] = False  # what it keeps stays on the CPU, wherever the network is
+    joint: ClassVar[bool] = False  # learns all tasks at once: only the final accuracy has a meaning
+    revisits: ClassVar[bool] = False  # trains the heads of earlier tasks too
+    first_task_is_finetune: ClassVar[bool] = True  # learns the first task exactly as finetune does
+    rehearsal_free: ClassVar[bool] = True  # keeps no samples, and needs no tasks in advance
+    on_cpu: ClassVar[bool] = False  # its state stays on the CPU, wherever the network is
     parallel: ClassVar[bool] = False  # can be trained by several processes, with the same result
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
@@ -119,28 +118,28 @@ class Method(Settings):
         """Add or freeze parameters; the optimiser is built after this."""
 
     def continue_task(self, net: Network, task: Task) -> None:
-        """Take up a task in its middle, instead of `begin_task`: method and network are loaded."""
+        """Resume a task that was cut short, instead of `begin_task`; all states are loaded."""
 
     def parameters(self, net: Network, tasks: Sequence[Task]) -> Iterator[nn.Parameter]:
-        """Yield what the optimiser may move: the trunk, and the heads of the current tasks.
+        """Yield the parameters to optimise: the trunk, and the heads of the current tasks.
 
-        Where earlier heads are revisited, those of all tasks so far.
+        If `revisits`, the heads of all tasks so far.
         """
         yield from net.trunk.parameters()
-        here = range(len(net.heads)) if self.revisits else [task.id for task in tasks]
-        heads = [p for task in here for p in net.head_parameters(task)]
+        task_ids = range(len(net.heads)) if self.revisits else [task.id for task in tasks]
+        heads = [p for task in task_ids for p in net.head_parameters(task)]
         yield from dict.fromkeys(heads)
 
     def fit_task(self, net: Network, task: Task, fit: Fit) -> None:
-        """Train on a task; `fit` runs the loop over the tasks it is given."""
+        """Train on a task; `fit` runs the training loop over the tasks it is given."""
         fit([task])
 
     def rounds(self, task: Task) -> int:
-        """Return how often, at most, `fit_task` calls `fit`."""
+        """Return how many times, at most, `fit_task` calls `fit`."""
         return 1
 
     def loss(self, net: Network, step: Step) -> Tensor:
-        """Return the loss of one batch; of a shard of one, its mean over the shard."""
+        """Return the mean loss of a batch, or of this process's shard of it."""
         return functional.cross_entropy(net(step.x, step.task.id), step.y)
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
@@ -150,39 +149,39 @@ class Method(Settings):
         """Edit the weights after the optimiser's step."""
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
-        """Remember what later tasks must not disturb, from this task's training data only."""
+        """Store what protects this task from later ones, computed from its training data only."""
 
     def close(self) -> None:
-        """Take back every hook; called at the end of a task, however it ended."""
+        """Remove every hook; called when a task ends, also by an exception."""
 
     def forget_class(self, number: int) -> None:
-        """Drop what is kept of one class alone; `number` counts all classes as they were learnt."""
+        """Drop what is kept for one class alone; `number` is its index in the order of learning."""
 
-    def room(self) -> list[LayerRoom]:
+    def layer_ranks(self) -> list[LayerRank]:
         """Return how much of each layer is protected."""
         return []
 
     def held(self) -> list[Held]:
-        """Return what is still protected of each class, where a limit made the method drop some."""
+        """Return the share of each class that is still protected, for a method with a budget."""
         return []
 
     def stored_parameters(self, net: Network) -> int:
-        """Return how many parameters are kept for all tasks, heads included; zeros do not count."""
+        """Return the number of non-zero parameters stored for all tasks, heads included."""
         return sum(int(parameter.count_nonzero()) for parameter in net.parameters())
 
     def memory_bytes(self) -> int:
-        """Return the bytes of what is kept between tasks, beside the network."""
+        """Return the bytes kept between tasks, besides the network."""
         return sum(nbytes(value) for value in self.state_dict().values())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is kept between tasks: tensors, numbers, strings, lists and dicts of them."""
+        """Return the state kept between tasks: tensors, numbers, strings, lists and dicts."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state; its tensors are where the network is, or `on_cpu`."""
+        """Load a state whose tensors are on the network's device, or on the CPU if `on_cpu`."""
 
     def restore(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state that was kept, wherever its tensors are."""
+        """Load a state whose tensors are on any device."""
         device = torch.device("cpu") if self.on_cpu else next(net.parameters()).device
         self.load_state_dict(to_device(state, device), net)
 
@@ -190,17 +189,17 @@ class Method(Settings):
 
     @property
     def processes(self) -> World:
-        """The processes that train together, for sums over them and for turns at batches."""
+        """The processes that train together, to sum over them and to take turns at batches."""
         return world()
 
     @contextmanager
     def sharded(self, net: Network, count: int) -> Iterator[Shard]:
-        """Split a batch of so many samples in the block; yield the shard the network is to see."""
+        """Split a batch of `count` samples in the block; yield this process's shard."""
         with world().sharding(count) as shard, net.sharded(shard):
             yield shard
 
     def broadcast_state(self, net: Network) -> None:
-        """Take over the main process's state, so that rounding cannot drive processes apart."""
+        """Broadcast the main process's state, so that rounding cannot make processes diverge."""
         if world().size == 1:
             return
         text, values = b"", b""

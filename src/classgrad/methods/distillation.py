@@ -1,4 +1,4 @@
-"""What methods that keep the answers of old heads share: recording them, and asking again."""
+"""The base of distillation methods: outputs of old heads are recorded and compared with later."""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -14,7 +14,7 @@ from classgrad.tasks import Split, Transform, batches
 
 
 class Distilled(Method):
-    """Learn a task while old heads go on answering as they did; they move too, to follow."""
+    """Learn a task while the outputs of old heads are pulled to recorded ones; they train too."""
 
     revisits: ClassVar[bool] = True
 
@@ -24,9 +24,10 @@ def logits_of(
 ) -> list[Tensor]:
     """Return the outputs of the heads of these tasks.
 
-    `features` are embeddings of `x` that are at hand; they serve where embeddings do not depend on
-    the task. Where they do, every head gets its own, in evaluation mode: with the stored statistics
-    that its task is asked with. So nothing is pulled as long as nothing has moved.
+    `features` are embeddings of `x`, if they are known already; they are used where embeddings do
+    not depend on the task. Where they do, every head gets the embeddings of its own task, in
+    evaluation mode, so with stored statistics, as in predictions: the loss is zero as long as no
+    weight has moved.
     """
     if net.task_dependent:
         with net.evaluating():
@@ -40,20 +41,20 @@ def in_batches(
     net: Network,
     split: Split,
     transform: Transform,
-    answer: Callable[[Tensor], Tensor],
+    forward: Callable[[Tensor], Tensor],
     generator: torch.Generator,
 ) -> Tensor:
-    """Return what `answer` makes of the inputs of a split, row by row, in evaluation mode.
+    """Return the outputs of `forward` for a split, in its order, in evaluation mode.
 
-    The batches are shuffled, as in training: with BatchNorm on batch statistics the company of a
-    sample is part of its answer, and many a dataset is sorted by class.
+    The batches are shuffled, as in training: with BatchNorm on batch statistics the output of a
+    sample depends on its batch, and many datasets are sorted by class.
     """
     dtype = next(net.parameters()).dtype
     order, rows = [], []
     with net.evaluating(), torch.no_grad():
         for index in batches(len(split), BATCH, generator):
             order.append(index)
-            rows.append(answer(transform(split.unit_images(index, dtype))))
+            rows.append(forward(transform(split.unit_images(index, dtype))))
     return torch.cat(rows)[torch.cat(order).argsort()]
 
 
@@ -64,21 +65,21 @@ def record(
     tasks: Sequence[int],
     generator: torch.Generator,
 ) -> Tensor:
-    """Return the present outputs of these tasks' heads for a split, side by side."""
+    """Return the current outputs of these tasks' heads for a split, concatenated."""
 
-    def answer(x: Tensor) -> Tensor:
+    def forward(x: Tensor) -> Tensor:
         return torch.cat(logits_of(net, x, tasks), dim=1)
 
-    return in_batches(net, split, transform, answer, generator)
+    return in_batches(net, split, transform, forward, generator)
 
 
-def drift(logits: Tensor, answers: Tensor) -> Tensor:
-    """Return the loss with the recorded answers for targets, less what it was when recorded."""
-    targets = answers.sigmoid()
-    return cross_entropies(logits, targets) - cross_entropies(answers, targets)
+def drift(logits: Tensor, recorded: Tensor) -> Tensor:
+    """Return the loss with the recorded outputs as targets, minus its value when recorded."""
+    targets = recorded.sigmoid()
+    return cross_entropies(logits, targets) - cross_entropies(recorded, targets)
 
 
 def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross-entropy of (n x outputs), summed over outputs and averaged over rows."""
+    """Return the binary cross-entropy of (n x outputs), summed over outputs, averaged over rows."""
     total = functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
     return total / len(logits)

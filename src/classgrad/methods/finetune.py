@@ -6,7 +6,7 @@ from classgrad.methods.base import Method
 
 
 class Finetune(Method):
-    """All that `Method` does by default: all of the trunk is free to move in every task."""
+    """The defaults of `Method`: the whole trunk is trained in every task."""
 
     name: ClassVar[str] = "finetune"
     summary: ClassVar[str] = "learn each task, protect nothing (the lower bound)"

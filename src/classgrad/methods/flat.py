@@ -1,16 +1,16 @@
-"""Gradients of many parameters as one vector, for methods that compare and combine whole ones."""
+"""Gradients of many parameters as one vector, for methods that compare and combine them."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-# Columns that products of float32 vectors take at a time: they become float64 on the way.
+# Columns of float32 vectors that are converted to float64 at a time for a product.
 COLUMNS = 1 << 18
 
 
 def gather(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> Tensor:
-    """Return the gradients of these parameters in one vector, zeros where there is none."""
+    """Return the gradients of these parameters as one vector, with zeros where there is none."""
     return torch.cat(
         [
             p.new_zeros(p.numel()) if g is None else g.detach().flatten()
@@ -26,9 +26,9 @@ def split(parameters: Sequence[nn.Parameter], vector: Tensor) -> list[Tensor]:
 
 
 def write(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
-    """Make a vector the gradients of these parameters.
+    """Set the gradients of these parameters from one vector.
 
-    A parameter that has none, and is to have zeros, is left without: optimisers then let it rest.
+    A parameter without a gradient that would get zeros stays without: optimisers then skip it.
     """
     for p, part in zip(parameters, split(parameters, vector), strict=True):
         if p.grad is None:
@@ -41,8 +41,8 @@ def write(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
 def products(left: Tensor, right: Tensor) -> Tensor:
     """Rows (m x d) and rows (n x d) -> their inner products (m x n) in float64, on the CPU.
 
-    In float32 squares of a well-learnt task's tiny gradients vanish, and a Gram matrix can have
-    negative eigenvalues.
+    In float32 the squares of tiny gradients, as of a well-learnt task, underflow, and a Gram matrix
+    can have negative eigenvalues.
     """
     total = torch.zeros(len(left), len(right), dtype=torch.float64)
     for a, b in zip(left.split(COLUMNS, dim=1), right.split(COLUMNS, dim=1), strict=True):

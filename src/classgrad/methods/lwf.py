@@ -1,26 +1,26 @@
-"""Learning without Forgetting (Li, Hoiem; ECCV 2016): new data, answered as before by old heads.
+"""Learning without Forgetting (Li, Hoiem; ECCV 2016): old heads keep their outputs for new data.
 
-Before a task, the answers y_o of every old head to the task's training images are recorded. While
-the task is learnt, the old heads are to give them still:
+Before a task, the outputs y_o of every old head for the task's training images are recorded. While
+the task is learnt, the outputs of the old heads are pulled to the recorded ones:
 
 L = L_new(y_n, ŷ_n) + λ Σ_old L_old(y_o, ŷ_o)
-L_old(y_o, ŷ_o) = - Σ_i y'_o(i) log ŷ'_o(i),  y'_o = softmax(logits / T) of the recorded answers,
-ŷ'_o the same of the present ones
+L_old(y_o, ŷ_o) = - Σ_i y'_o(i) log ŷ'_o(i),  y'_o = softmax(logits / T) of the recorded outputs,
+ŷ'_o the same of the current ones
 
 Both are means over the batch. L_old is summed over the old heads, as in the paper, so that the pull
-grows with their number; it has no factor T². The entropy of y'_o, a constant, is taken off, so that
-L_old is 0 as long as nothing has moved. No image of an old task is kept.
+grows with their number; it has no factor T². The entropy of y'_o, a constant, is subtracted, so
+that L_old is 0 as long as no weight has moved. No image of an old task is kept.
 
 Where all tasks have one head, and the same embedding, the old heads are one and count once. Where
-the embedding depends on the task (norms of its own), each head has a pass with the norms of its
-task, with stored statistics and without dropout, just as its answers were recorded.
+the embedding depends on the task (norms per task), each head has a pass with the norms of its task,
+with stored statistics and without dropout, just as its outputs were recorded.
 
 Differences from the paper: the new head is not trained alone first (the paper's warm-up), as in the
 comparison in HAT's code; no weight decay unless training has it.
 
-Differences from HAT's code: the answers are recorded once instead of asking a copy of the network
-in every step, which comes to the same, as images are not augmented; λ = 1 and T = 2 are the paper's
-(there 2 and 1, which needs smaller steps); no clipping of gradients.
+Differences from HAT's code: the outputs are recorded once instead of computed by a copy of the
+network in every step, with the same result, as images are not augmented; λ = 1 and T = 2 are the
+paper's (there 2 and 1, which needs smaller steps); no clipping of gradients.
 """
 
 from dataclasses import InitVar
@@ -38,36 +38,36 @@ from classgrad.tasks import Task
 
 
 class LwF(Distilled):
-    """Learn each task while the old heads answer its images as they did before it."""
+    """Learn each task while the old heads keep the outputs for its images that they had before."""
 
     name: ClassVar[str] = "lwf"
-    summary: ClassVar[str] = "Learning without Forgetting: old heads' answers kept (ECCV 2016)"
+    summary: ClassVar[str] = "Learning without Forgetting: old heads' outputs kept (ECCV 2016)"
     aliases: ClassVar[dict[str, str]] = {"lambda": "strength", "T": "temperature"}
 
-    strength: float = Field(default=1.0, ge=0, description="weight of the old heads' answers (λ)")
+    strength: float = Field(default=1.0, ge=0, description="weight of the old heads' outputs (λ)")
     temperature: float = Field(
-        default=2.0, ge=1e-3, description="what logits are divided by there (T)"
+        default=2.0, ge=1e-3, description="divisor of their logits before the softmax (T)"
     )
 
     if TYPE_CHECKING:  # aliases, see Settings
         T: InitVar[float] = temperature
 
-    _answers: Tensor | None = PrivateAttr(default=None)
+    _recorded: Tensor | None = PrivateAttr(default=None)
 
     def begin_task(self, net: Network, task: Task) -> None:
-        """Record what the old heads say of the new images."""
+        """Record the outputs of the old heads for the new images."""
         if task.id:
-            chance = seeds.generator(net.seed, "answers", task.id)
-            self._answers = record(net, task.train, task.transform, old_heads(net, task.id), chance)
+            rng = seeds.generator(net.seed, "answers", task.id)
+            self._recorded = record(net, task.train, task.transform, old_heads(net, task.id), rng)
 
     def loss(self, net: Network, step: Step) -> Tensor:
-        """Return the new head's cross-entropy and λ times that of the old heads."""
-        if self._answers is None:
+        """Return the new head's cross-entropy plus λ times the old heads' distillation loss."""
+        if self._recorded is None:
             return super().loss(net, step)
         features = net.embed(step.x, step.task.id)
         new = functional.cross_entropy(net.classify(features, step.task.id), step.y)
         heads = logits_of(net, step.x, old_heads(net, step.task.id), features)
-        recorded = self._answers[step.index].split([head.shape[1] for head in heads], dim=1)
+        recorded = self._recorded[step.index].split([head.shape[1] for head in heads], dim=1)
         old = [
             distillation(now, before, self.temperature)
             for now, before in zip(heads, recorded, strict=True)
@@ -75,26 +75,26 @@ class LwF(Distilled):
         return new + self.strength * sum(old)
 
     def end_task(self, net: Network, task: Task, generator: Generator) -> None:
-        """Drop the answers: the next task asks for new ones."""
-        self._answers = None
+        """Drop the recorded outputs: the next task records its own."""
+        self._recorded = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the recorded answers, which there are within a task only."""
-        return {"answers": self._answers}
+        """Return the recorded outputs, which exist only within a task."""
+        return {"answers": self._recorded}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state."""
-        self._answers = state["answers"]
+        """Load a state."""
+        self._recorded = state["answers"]
 
 
 def old_heads(net: Network, task: int) -> list[int]:
-    """Return the earlier tasks whose answers differ: one where a head and embedding serve all."""
+    """Return the earlier tasks, or only the first if all share one head and one embedding."""
     one_for_all = net.shared_head and not net.task_dependent
     return [0] if one_for_all else list(range(task))
 
 
 def distillation(logits: Tensor, recorded: Tensor, temperature: float) -> Tensor:
-    """Logits (n x classes) -> L_old: 0 where they equal the recorded ones, else more."""
-    wanted = (recorded / temperature).softmax(1)
-    entropy = functional.cross_entropy(recorded / temperature, wanted)
-    return functional.cross_entropy(logits / temperature, wanted) - entropy
+    """Logits (n x classes) -> L_old: 0 where they equal the recorded ones, else positive."""
+    targets = (recorded / temperature).softmax(1)
+    entropy = functional.cross_entropy(recorded / temperature, targets)
+    return functional.cross_entropy(logits / temperature, targets) - entropy

@@ -1,8 +1,8 @@
 """Multitask: one trunk learns all tasks at once; the upper bound the paper compares with.
 
-Batches hold one task each, in random order over all tasks. Mixed batches would have statistics that
-no test batch has, since BatchNorm at test time sees one task at a time (methods differ here; the
-paper does not say).
+Each batch has samples of one task; the batches of all tasks are in random order. Mixed batches
+would have statistics that no test batch has, since BatchNorm at test time sees one task at a time
+(implementations differ here; the paper does not say).
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ class Multitask(Method):
     name: ClassVar[str] = "multitask"
     summary: ClassVar[str] = "all tasks at once with all data (the upper bound)"
     joint: ClassVar[bool] = True
-    open_ended: ClassVar[bool] = False
+    rehearsal_free: ClassVar[bool] = False
     parallel: ClassVar[bool] = True
 
     _stream: Sequence[Task] = PrivateAttr(default=())
     _seen: int = PrivateAttr(default=0)
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
-        """Remember the stream, to know which task is the last one."""
+        """Keep the stream, to know which task is the last one."""
         self._stream = stream
         return net
 
@@ -44,9 +44,9 @@ class Multitask(Method):
         return sum(t.train.images.nbytes + t.train.labels.nbytes for t in seen)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many tasks came; the data come from the stream again."""
+        """Return the number of tasks seen; their data come from the stream again."""
         return {"seen": self._seen}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state."""
+        """Load a state."""
         self._seen = state["seen"]

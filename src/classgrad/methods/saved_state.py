@@ -1,6 +1,6 @@
-"""Whether the `state_dict` of a method of a user's own holds all that the method remembers.
+"""Checks that the `state_dict` of a user's own method holds all that the method keeps.
 
-What it lacks would be gone after a crash, and the run would end with other figures, in silence.
+What it lacks would be lost after a crash, and the resumed run would silently give other results.
 """
 
 import copy
@@ -14,35 +14,35 @@ from classgrad.methods.base import Method
 from classgrad.networks.network import Network
 
 
-def own_attributes(kind: type[Method]) -> list[str]:
+def user_attributes(kind: type[Method]) -> list[str]:
     """Return the private attributes that classes outside this package declare."""
     names: dict[str, None] = {}
     for owner in kind.__mro__:
         if issubclass(owner, Method) and not owner.__module__.startswith("classgrad."):
             inherited = getattr(owner.__base__, "__private_attributes__", {})
-            own = owner.__private_attributes__.keys() - inherited.keys()
-            names |= dict.fromkeys(sorted(own))
+            declared = owner.__private_attributes__.keys() - inherited.keys()
+            names |= dict.fromkeys(sorted(declared))
     return list(names)
 
 
 def refuse_stateless(kind: type[Method]) -> None:
-    """Refuse a method with private attributes and no `state_dict` of its own that has them."""
-    names = own_attributes(kind)
-    saving = [owner for owner in kind.__mro__ if "state_dict" in vars(owner)]
-    if names and saving[0].__module__.startswith("classgrad."):
+    """Refuse a method with private attributes that does not override `state_dict`."""
+    names = user_attributes(kind)
+    owners = [owner for owner in kind.__mro__ if "state_dict" in vars(owner)]
+    if names and owners[0].__module__.startswith("classgrad."):
         raise refusal(kind, names)
 
 
 def complete_state(method: Method, net: Network) -> dict[str, Any]:
     """Return the state of a method; refuse one from which it could not be restored."""
     state = method.state_dict()
-    names = own_attributes(type(method))
+    names = user_attributes(type(method))
     if not names:
         return state
-    again = method.replace()
-    again.restore(copy.deepcopy(state), copy.deepcopy(net))
-    lost = [name for name in names if not same(getattr(method, name), getattr(again, name))]
-    again.close()
+    restored = method.replace()
+    restored.restore(copy.deepcopy(state), copy.deepcopy(net))
+    lost = [name for name in names if not same(getattr(method, name), getattr(restored, name))]
+    restored.close()
     if lost:
         raise refusal(type(method), lost)
     return state
@@ -50,29 +50,29 @@ def complete_state(method: Method, net: Network) -> dict[str, Any]:
 
 def refusal(kind: type[Method], names: list[str]) -> UserError:
     """Return the error that names what would be lost."""
-    several = ", ".join(f"'{name}'" for name in names)
+    listed = ", ".join(f"'{name}'" for name in names)
     return UserError(
-        f"{kind.__name__} keeps {several}, which its state_dict lacks or load_state_dict does not "
-        "bring back, so a run could not be resumed: put it into both, or save nothing"
+        f"{kind.__name__} keeps {listed}, which its state_dict lacks or load_state_dict does not "
+        "restore, so a run could not be resumed: put it into both, or save nothing"
     )
 
 
-def same(one: Any, two: Any) -> bool:
-    """Tell whether two values that a method keeps are the same, on whatever device."""
-    if type(one) is not type(two) and not (isinstance(one, Tensor) and isinstance(two, Tensor)):
+def same(a: Any, b: Any) -> bool:
+    """Tell whether two values that a method keeps are equal, on any device."""
+    if type(a) is not type(b) and not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return False
-    match one:
+    match a:
         case Tensor():
-            return one.shape == two.shape and torch.equal(one.cpu(), two.cpu())
+            return a.shape == b.shape and torch.equal(a.cpu(), b.cpu())
         case dict():
-            return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
+            return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
         case list() | tuple():
-            return len(one) == len(two) and all(map(same, one, two))
+            return len(a) == len(b) and all(map(same, a, b))
         case nn.Module():
-            return same(dict(one.state_dict()), dict(two.state_dict()))
+            return same(dict(a.state_dict()), dict(b.state_dict()))
         case torch.Generator():
-            return torch.equal(one.get_state(), two.get_state())
+            return torch.equal(a.get_state(), b.get_state())
         case None | bool() | int() | float() | str() | set():
-            return bool(one == two)
-    # Of other objects what they hold; those that hold nothing are told by their type.
-    return same(vars(one), vars(two)) if hasattr(one, "__dict__") else True
+            return bool(a == b)
+    # Other objects are compared by their attributes; without any, the type is enough.
+    return same(vars(a), vars(b)) if hasattr(a, "__dict__") else True

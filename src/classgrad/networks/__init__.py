@@ -13,7 +13,7 @@ from classgrad.networks.alexnet5 import AlexNet5
 from classgrad.networks.layers import Dropout, TaskBatchNorm
 from classgrad.networks.lenet5 import LeNet5
 from classgrad.networks.mlp import MLP
-from classgrad.networks.network import Network, channels_last, global_chance_kept, initialise
+from classgrad.networks.network import Network, channels_last, initialise, preserved_rng
 from classgrad.networks.options import NetworkSettings
 from classgrad.networks.resnet18 import ResNet18
 from classgrad.networks.trunk import Trunk
@@ -25,7 +25,7 @@ NETWORKS: dict[str, type[Trunk]] = {
     "resnet18": ResNet18,
 }
 
-OWN = "own:"  # what names of networks of a user's own begin with
+OWN = "own:"  # prefix of the names of users' own networks
 
 __all__ = [
     "NETWORKS",
@@ -47,7 +47,7 @@ def options(name: str, /, **values: Any) -> NetworkSettings:
 
 
 def own_name(trunk: nn.Module) -> str:
-    """Return what a trunk of a user's own is known by: its class, and a digest of its weights."""
+    """Return the name of a user's own trunk: its class, and a digest of its weights."""
     digest = hashlib.blake2b(digest_size=4)
     for name, value in trunk.state_dict().items():
         digest.update(repr((name, value.dtype, tuple(value.shape))).encode())
@@ -64,9 +64,9 @@ def build_own(
     heads: str = "task",
     embedding: int | None = None,
 ) -> Network:
-    """Return a network with a copy of a trunk of a user's own, without any head yet.
+    """Return a network with a copy of a user's own trunk, without any head yet.
 
-    Without `embedding` the trunk is run once to see how many numbers it makes of an input.
+    Without `embedding` the trunk is run once to find the size of its output.
 
     >>> build_own(nn.Linear(4, 3), (4,)).embedding
     3
@@ -88,10 +88,10 @@ def build(name: str, input_shape: tuple[int, ...], seed: int = 1, **values: Any)
         shape = " x ".join(str(edge) for edge in input_shape)
         raise UserError(
             f"network '{name}' needs images (channels x height x width) of at least "
-            f"{kind.smallest} x {kind.smallest}; these inputs are {shape}: choose network mlp",
+            f"{kind.smallest} x {kind.smallest}, but these inputs are {shape}: choose network mlp",
             hint="network",
         )
-    with global_chance_kept():
+    with preserved_rng():
         trunk = kind(input_shape, chosen)
     initialise(trunk, seeds.generator(seed, "trunk"), kind.scheme)
     channels_last(trunk)

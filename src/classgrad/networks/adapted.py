@@ -1,4 +1,4 @@
-"""Layers of a network of your own, replaced by those that a stream of tasks needs."""
+"""Conversion of a user's own network: layers are replaced by those a stream of tasks needs."""
 
 import copy
 
@@ -15,9 +15,9 @@ DROPOUTS = (nn.Dropout,)
 def adapted(trunk: nn.Module) -> nn.Module:
     """Return a copy of a trunk that tasks can share.
 
-    Batch normalisation with running statistics becomes one with statistics, scale and shift for
-    each task, which start from what is there; dropout becomes one that draws from a generator of
-    its own, so that training can be repeated to the bit.
+    BatchNorm with running statistics becomes a norm with statistics, scale and shift for each task,
+    which start from the values it has; dropout becomes one that draws from a passed generator, so
+    that training can be repeated to the bit.
     """
     trunk = copy.deepcopy(trunk)
     if isinstance(trunk, NORMS + DROPOUTS):
@@ -32,7 +32,7 @@ def adapted(trunk: nn.Module) -> nn.Module:
 
 
 def task_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> TaskBatchNorm:
-    """Return a norm for a stream of tasks that starts from what a layer has learnt."""
+    """Return a norm for a stream of tasks that starts from a layer's values."""
     momentum = 0.1 if layer.momentum is None else layer.momentum
     norm = TaskBatchNorm(layer.num_features, "stored", "task", momentum, layer.eps)
     norm.to(layer.running_mean)
@@ -46,20 +46,21 @@ def task_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> TaskBa
 
 
 def width_of(trunk: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """Return how many numbers the trunk makes of an input."""
+    """Return the size of a trunk's output for one input."""
     training = trunk.training
     like = next(trunk.parameters())
     x = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
     try:
         with torch.no_grad():
-            made = trunk.eval()(x)
+            output = trunk.eval()(x)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise UserError(f"the trunk takes no inputs of {input_shape}: {reason}") from None
+        raise UserError(f"the trunk refuses inputs of shape {input_shape}: {reason}") from None
     finally:
         trunk.train(training)
-    if made.dim() != 2 or len(made) != 2:
+    if output.dim() != 2 or len(output) != 2:
         raise UserError(
-            f"the trunk makes {tuple(made.shape)} of 2 inputs: it has to make (2, embedding)"
+            f"the trunk's output for 2 inputs has shape {tuple(output.shape)}: it has to be "
+            "(2, embedding)"
         )
-    return int(made.shape[1])
+    return int(output.shape[1])

@@ -14,7 +14,7 @@ class AlexNet5(Trunk):
     """Three convolutions and two wide Linear layers, each with BatchNorm, ReLU and Dropout."""
 
     class Options(NetworkSettings):
-        """What can be set."""
+        """Options of this network."""
 
         dropout: bool = Field(default=True, description="drop 20 to 50 % of the units in training")
 

@@ -1,14 +1,14 @@
-"""Norm, ReLU, dropout and pooling of a training step in few passes over memory.
+"""Norm, ReLU, dropout and pooling of a training step, fused into few passes over memory.
 
-One after another these layers read and write what a convolution made some fourteen times, which
-takes longer than the convolution. For BatchNorm on the statistics of the batch, with scale γ and
-shift β, dropout by factors m in {0, a} with a = 1/(1 - share), and maxima over windows W,
+Called one after another, these layers read and write a convolution's output some fourteen times,
+which takes longer than the convolution. For BatchNorm on batch statistics, with scale γ and shift
+β, dropout by factors m in {0, a} with a = 1/(1 - share), and maxima over windows W,
 
     y = max_W m relu(γ x̂ + β) = relu(max_W [m > 0] (aγ x̂ + aβ)),
 
-because m >= 0: the norm makes the values already scaled by a, and the ReLU comes last, where there
-are few of them left. y is positive only where its gradient passes, so neither the mask nor what was
-before the pooling has to be kept.
+because m >= 0: the norm computes values that are already scaled by a, and the ReLU comes last,
+where few of them are left. y is positive only where its gradient passes, so neither the mask nor
+the values before the pooling have to be kept.
 """
 
 from collections.abc import Sequence
@@ -22,30 +22,32 @@ from classgrad.networks.layers import Dropout, TaskBatchNorm
 
 
 def run(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
-    """Apply layers one after another, those that make a block together."""
-    place = 0
-    while place < len(layers):
-        block = block_at(layers, place, x)
-        x = apply(block, x) if block else layers[place](x)
-        place += max(1, len(block))
+    """Apply layers one after another, fusing those that form a block."""
+    position = 0
+    while position < len(layers):
+        block = block_at(layers, position, x)
+        x = apply(block, x) if block else layers[position](x)
+        position += max(1, len(block))
     return x
 
 
-def block_at(layers: Sequence[nn.Module], place: int, x: Tensor) -> list[nn.Module]:
-    """Return the layers from here that make a block: a norm in training, ReLU, dropout, pooling.
+def block_at(layers: Sequence[nn.Module], position: int, x: Tensor) -> list[nn.Module]:
+    """Return the layers from `position` on that form a block: norm, ReLU, dropout, pooling.
 
-    Layers of another kind, or with hooks, which have to be called, do not; nor do those that see a
-    shard of a batch, whose statistics are not those of the shard.
+    The norm has to be in training mode. Layers with hooks form no block, as they have to be called,
+    nor does a norm that sees a shard of a batch and needs the statistics of the whole.
     """
-    norm = layers[place]
-    if not (norm.training and torch.is_grad_enabled() and is_plain_norm(norm) and bare(norm)):
+    norm = layers[position]
+    if not (
+        norm.training and torch.is_grad_enabled() and is_plain_norm(norm) and has_no_hooks(norm)
+    ):
         return []
     block = [norm]
-    for fits in (is_relu, is_dropout, is_pooling):
-        after = place + len(block)
-        if after < len(layers) and fits(layers[after]) and bare(layers[after]):
+    for is_expected in (is_relu, is_dropout, is_pooling):
+        after = position + len(block)
+        if after < len(layers) and is_expected(layers[after]) and has_no_hooks(layers[after]):
             block.append(layers[after])
-        elif fits is is_relu:
+        elif is_expected is is_relu:
             return []
     if is_pooling(block[-1]) and x.dim() != 4:
         block.pop()
@@ -53,7 +55,7 @@ def block_at(layers: Sequence[nn.Module], place: int, x: Tensor) -> list[nn.Modu
 
 
 def is_plain_norm(layer: nn.Module) -> bool:
-    """Tell whether a layer is a norm whose gradient is that of the batch's statistics too."""
+    """Tell whether a layer is a norm whose gradient passes through the batch statistics."""
     return (
         isinstance(layer, TaskBatchNorm)
         and type(layer).forward is TaskBatchNorm.forward
@@ -68,12 +70,12 @@ def is_relu(layer: nn.Module) -> bool:
 
 
 def is_dropout(layer: nn.Module) -> bool:
-    """Tell whether a layer is our dropout."""
+    """Tell whether a layer is a `Dropout` of this package."""
     return type(layer) is Dropout
 
 
 def is_pooling(layer: nn.Module) -> bool:
-    """Tell whether a layer takes maxima over 2 x 2 windows side by side."""
+    """Tell whether a layer is max pooling over 2 x 2 windows without overlap."""
     return type(layer) is nn.MaxPool2d and (
         layer.kernel_size,
         layer.stride,
@@ -84,7 +86,7 @@ def is_pooling(layer: nn.Module) -> bool:
     ) == (2, 2, 0, 1, False, False)
 
 
-def bare(layer: nn.Module) -> bool:
+def has_no_hooks(layer: nn.Module) -> bool:
     """Tell whether a layer has no hooks."""
     return not (
         layer._forward_hooks
@@ -109,7 +111,7 @@ def apply(block: Sequence[nn.Module], x: Tensor) -> Tensor:
 
 
 class _Block(torch.autograd.Function):
-    """The block, as at the top of this file; with g the gradient of y, at the winners of y > 0,
+    """The block of the module docstring; with g the gradient of y at the maxima where y > 0,
 
     ∂L/∂β = a Σ g,   ∂L/∂γ = a Σ g x̂,   ∂L/∂x = aγ/σ (g - mean g - x̂ mean(g x̂)).
     """
@@ -133,23 +135,24 @@ class _Block(torch.autograd.Function):
         )
         if kept is not None:
             y.mul_(kept)
-        places = None
+        indices = None
         if pooled:
-            y, places = torch.nn.functional.max_pool2d_with_indices(y, [2, 2])
+            y, indices = torch.nn.functional.max_pool2d_with_indices(y, [2, 2])
         y.relu_()
-        ctx.save_for_backward(x, scaled, mean, inverse, y, places)
+        ctx.save_for_backward(x, scaled, mean, inverse, y, indices)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, scaled, mean, inverse, y, places = ctx.saved_tensors
+        x, scaled, mean, inverse, y, indices = ctx.saved_tensors
         grad = torch.ops.aten.threshold_backward(grad, y, 0)
-        if places is not None:
+        if indices is not None:
             grad = torch.ops.aten.max_pool2d_with_indices_backward(
-                grad, x, [2, 2], [2, 2], [0, 0], [1, 1], False, places
+                grad, x, [2, 2], [2, 2], [0, 0], [1, 1], False, indices
             )
-        of_x, of_scale, of_shift = torch.ops.aten.native_batch_norm_backward(
+        grad_x, grad_scale, grad_shift = torch.ops.aten.native_batch_norm_backward(
             grad, x, scaled, None, None, mean, inverse, True, ctx.eps, [True, True, True]
         )
-        return of_x, of_scale * ctx.factor, of_shift * ctx.factor, None, None, None, None, None
+        gradients = grad_x, grad_scale * ctx.factor, grad_shift * ctx.factor
+        return *gradients, None, None, None, None, None

@@ -1,4 +1,4 @@
-"""Layers with one thing PyTorch's lack: BatchNorm per task, and dropout from a passed generator."""
+"""Layers that PyTorch lacks: BatchNorm per task, and dropout that draws from a passed generator."""
 
 from abc import abstractmethod
 
@@ -12,29 +12,29 @@ from classgrad.networks.shard import Shard, Sum, whole_batch_norm
 
 
 class PerTask(nn.Module):
-    """A layer that keeps something for each task; a `Network` tells it which is the current one."""
+    """A layer with a state for each task; the `Network` selects the current one."""
 
     task: int = 0
 
     @abstractmethod
     def add_task(self) -> None:
-        """Make room for one more task, and select it."""
+        """Add the state of one more task, and select it."""
 
     @property
     def task_dependent(self) -> bool:
-        """Whether what comes out depends on the task."""
+        """Whether the output depends on the task."""
         return True
 
 
-class Sums:
-    """Sums of values and of their squares over batches, by channel."""
+class ChannelSums:
+    """ChannelSums of values and of their squares over batches, by channel."""
 
     def __init__(self) -> None:
         self.count = 0
         self.first = self.second = torch.zeros((), dtype=torch.float64)
 
     def add(self, x: Tensor) -> None:
-        """Count one batch; sums are on the CPU, as not every device has float64."""
+        """Add one batch; sums are on the CPU, because not every device has float64."""
         over = [0, *range(2, x.dim())]
         count = x.numel() // x.shape[1]
         variance, mean = (
@@ -45,7 +45,7 @@ class Sums:
         self.second = self.second + count * (variance + mean**2)
 
     def add_others(self, channels: int, total: Sum) -> None:
-        """Count the batches of the other processes too."""
+        """Add the sums of the other processes."""
         self.count = int(total(torch.tensor(self.count)))
         self.first = total(self.first.expand(channels))
         self.second = total(self.second.expand(channels))
@@ -55,13 +55,13 @@ class TaskBatchNorm(PerTask):
     """Batch normalisation for a stream of tasks, over dimension 1 of (n, c) or (n, c, *size).
 
     statistics="batch"
-        Always those of the current batch, at test time too, as in the networks of GPM and CGP: a
-        prediction then depends on its batch, and needs at least two values per channel.
+        Always batch statistics, at test time too, as in the networks of GPM and CGP: a prediction
+        then depends on its batch, and needs at least two values per channel.
     statistics="stored"
-        Training uses the batch and keeps a running mean and variance for the selected task; a
-        prediction uses that task's, so it does not depend on its batch.
+        Training uses batch statistics and updates a running mean and variance of the selected task;
+        predictions use these, so they do not depend on their batch.
     affine="first"
-        One scale and shift, learnt with the first task and kept by projection methods afterwards.
+        One scale and shift, learnt with the first task and frozen by projection methods afterwards.
     affine="task"
         A scale and a shift for each task, starting from those of the task before.
     """
@@ -79,14 +79,14 @@ class TaskBatchNorm(PerTask):
         self.momentum, self.eps = momentum, eps
         self.tasks = 0
         self.task = 0
-        self.tracking = True  # whether batches in training count for the stored statistics
-        self.sums: Sums | None = None  # of what comes, while statistics are measured
-        self.constant = False  # whether gradients take the statistics of the batch for constants
-        self.shard: Shard | None = None  # of the batch, if the input is not all of it
+        self.tracking = True  # whether training batches update the stored statistics
+        self.sums: ChannelSums | None = None  # of the inputs, while statistics are recalibrated
+        self.constant = False  # whether batch statistics are constants in the backward pass
+        self.shard: Shard | None = None  # set if the input is a shard of a batch
         self.add_task()
 
     def add_task(self) -> None:
-        """Make room for one more task, and select it."""
+        """Add the statistics, scale and shift of one more task, and select it."""
         count = self.tasks
         if self.affine == "task" or count == 0:
             for kind, value in (("scale", 1.0), ("shift", 0.0)):
@@ -102,13 +102,13 @@ class TaskBatchNorm(PerTask):
 
     @property
     def task_dependent(self) -> bool:
-        """Whether tasks have statistics or parameters of their own."""
+        """Whether each task has its own statistics or parameters."""
         return self.statistics == "stored" or self.affine == "task"
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
-        """Return those of the selected task."""
-        own = self.task if self.affine == "task" else 0
-        return getattr(self, f"scale_{own}"), getattr(self, f"shift_{own}")
+        """Return the scale and shift of the selected task."""
+        owner = self.task if self.affine == "task" else 0
+        return getattr(self, f"scale_{owner}"), getattr(self, f"shift_{owner}")
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each channel, then scale and shift it."""
@@ -123,32 +123,32 @@ class TaskBatchNorm(PerTask):
             self.refuse_single(x)
         if from_batch and self.constant:
             over = [0, *range(2, x.dim())]
-            centre, spread = x.detach().mean(over), x.detach().var(over, correction=0)
-            return functional.batch_norm(x, centre, spread, scale, shift, False, 0.0, self.eps)
-        mean, variance, momentum = self.running()
+            mean, variance = x.detach().mean(over), x.detach().var(over, correction=0)
+            return functional.batch_norm(x, mean, variance, scale, shift, False, 0.0, self.eps)
+        stored_mean, stored_variance, momentum = self.running()
         return functional.batch_norm(
-            x, mean, variance, scale, shift, from_batch, momentum, self.eps
+            x, stored_mean, stored_variance, scale, shift, from_batch, momentum, self.eps
         )
 
     def recalibrate(self, total: Sum | None = None) -> None:
-        """Store the statistics that were measured for the selected task; none if no input came.
+        """Store the measured statistics for the selected task, unless there was no input.
 
-        `total` sums over processes that have measured some of the inputs each.
+        `total` sums over processes that have each measured some of the inputs.
         """
-        found = self.sums
-        if found is None:
+        sums = self.sums
+        if sums is None:
             return
         if total is not None:
-            found.add_others(len(getattr(self, f"mean_{self.task}")), total)
-        if found.count == 0:
+            sums.add_others(len(getattr(self, f"mean_{self.task}")), total)
+        if sums.count == 0:
             return
-        mean = found.first / found.count
+        mean = sums.first / sums.count
         getattr(self, f"mean_{self.task}").copy_(mean)
-        spread = (found.second / found.count - mean**2).clamp_min(0)
-        getattr(self, f"variance_{self.task}").copy_(spread)
+        variance = (sums.second / sums.count - mean**2).clamp_min(0)
+        getattr(self, f"variance_{self.task}").copy_(variance)
 
     def refuse_single(self, x: Tensor) -> None:
-        """Refuse an input without statistics of its own."""
+        """Refuse an input with a single value per channel, which has no statistics."""
         if x.numel() == x.shape[1]:
             raise UserError(
                 "batch normalisation needs more than one value per channel: a batch of one sample "
@@ -156,7 +156,7 @@ class TaskBatchNorm(PerTask):
             )
 
     def running(self) -> tuple[Tensor | None, Tensor | None, float]:
-        """Return the stored mean and variance of the selected task, and how fast they move."""
+        """Return the stored mean and variance of the selected task, and their momentum."""
         if self.statistics == "batch":
             return None, None, 0.0
         momentum = self.momentum if self.tracking else 0.0
@@ -167,9 +167,9 @@ register_norm(TaskBatchNorm)
 
 
 class Dropout(nn.Module):
-    """Dropout that draws from `generator`, so that a run uses no random numbers but its own.
+    """Dropout that draws from `generator` instead of PyTorch's global one.
 
-    They come in bytes, eight to a draw, so the share is rounded to a multiple of 1/256. One draw
+    Random bytes decide, eight to a draw, so the share is rounded to a multiple of 1/256. One draw
     per value took a third of a training step of AlexNet-5: 48 ms; this takes 5.
     """
 
@@ -177,23 +177,23 @@ class Dropout(nn.Module):
         super().__init__()
         self.share = min(round(share * 256), 255) / 256
         self.generator: torch.Generator | None = None
-        self.shard: Shard | None = None  # of the batch, if the input is not all of it
+        self.shard: Shard | None = None  # set if the input is a shard of a batch
 
     def forward(self, x: Tensor) -> Tensor:
-        """Zero a share of the values and scale up the rest, while training."""
+        """Zero a share of the values and scale up the rest, in training mode."""
         if not self.training or self.share == 0:
             return x
         return x.mul(self.kept(x)).mul_(1 / (1 - self.share))
 
     def kept(self, x: Tensor) -> Tensor:
-        """Draw which values stay; for a whole batch, where this is a shard of one."""
+        """Draw the mask of values to keep; with a shard, the mask of the whole batch is drawn."""
         shard = self.shard
         count = shard.of_whole(x.numel()) if shard else x.numel()
-        first = shard.start * (x.numel() // shard.own) if shard else 0
+        first = shard.start * (x.numel() // shard.size) if shard else 0
         # On the CPU, where the generators are: the same draws on every device.
         draws = torch.empty((count + 7) // 8, dtype=torch.int64)
         draws.random_(-(2**63), None, generator=self.generator)
-        own = draws.view(torch.uint8)[first : first + x.numel()]
-        kept = own.to(x.device).ge(round(self.share * 256))
-        like = torch.empty_like(x)  # for its layout, so that both lie in memory in the same order
-        return kept.as_strided(x.shape, like.stride())
+        values = draws.view(torch.uint8)[first : first + x.numel()]
+        mask = values.to(x.device).ge(round(self.share * 256))
+        like = torch.empty_like(x)  # so that the mask has the memory layout of x
+        return mask.as_strided(x.shape, like.stride())

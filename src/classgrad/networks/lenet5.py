@@ -1,10 +1,9 @@
 """LeNet-5, the network of APD, GPM and CGP for CIFAR-100 Superclass: 2,986,500 weights, no bias.
 
-Local response normalisation (Krizhevsky and others, 2012) as a product with a band matrix.
-
-y_c = x_c / s_c^¾ with s_c = k + α/n Σ x_j² over the n channels j around c. The sum over channels is
-a product of the squares with a matrix of zeros and ones, for all positions at once; that is five
-times as fast as `nn.LocalResponseNorm`, which took most of a training step of LeNet-5.
+Local response normalisation (Krizhevsky et al., 2012) is y_c = x_c / s_c^¾ with
+s_c = k + α/n Σ x_j² over the n channels j around c. Here the sum over channels is a product of the
+squares with a band matrix, for all positions at once; that is five times as fast as
+`nn.LocalResponseNorm`, which took most of a training step of LeNet-5.
 """
 
 from collections import OrderedDict
@@ -26,19 +25,19 @@ class LocalResponseNorm(nn.Module):
         self.size, self.alpha, self.k = size, alpha, k
 
     def forward(self, x: Tensor) -> Tensor:
-        """Divide each channel by what the channels around it hold."""
+        """Divide each channel by s^¾ of the channels around it."""
         out: Tensor = _Normalise.apply(x, self.band(x), self.k)
         return out
 
     def band(self, x: Tensor) -> Tensor:
-        """Return the matrix that turns the squares of all channels into the sums: α/n near c."""
-        place = torch.arange(x.shape[1], device=x.device)
-        ahead = place[None, :] - place[:, None]  # of channel c (column) as seen from j (row)
-        near = (ahead <= self.size // 2) & (ahead >= -((self.size - 1) // 2))
+        """Return the matrix that maps the squares of all channels to the sums: α/n near c."""
+        channel = torch.arange(x.shape[1], device=x.device)
+        offset = channel[None, :] - channel[:, None]  # of channel c (column) from j (row)
+        near = (offset <= self.size // 2) & (offset >= -((self.size - 1) // 2))
         return near.to(x.dtype) * (self.alpha / self.size)
 
     def extra_repr(self) -> str:
-        """Say what it was made with."""
+        """Return the settings for `repr`."""
         return f"size={self.size}, alpha={self.alpha:g}, k={self.k:g}"
 
 
@@ -47,7 +46,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, band: Tensor, k: float) -> Tensor:
-        s = mixed(x * x, band).add_(k)
+        s = mix_channels(x * x, band).add_(k)
         p = s.rsqrt()
         p.mul_(p.sqrt())
         y = x * p
@@ -58,11 +57,11 @@ class _Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         x, s, p, y, band = ctx.saved_tensors
-        around = mixed((g * y).div_(s), band.T)
+        around = mix_channels((g * y).div_(s), band.T)
         return (g * p).addcmul_(x, around, value=-1.5), None, None
 
 
-def mixed(x: Tensor, matrix: Tensor) -> Tensor:
+def mix_channels(x: Tensor, matrix: Tensor) -> Tensor:
     """Multiply the channels at every position by a matrix (channels x channels)."""
     return (x.movedim(1, -1) @ matrix).movedim(-1, 1)
 

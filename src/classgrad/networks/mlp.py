@@ -15,7 +15,7 @@ class MLP(Trunk):
     """Flatten, then `depth` times Linear, optional BatchNorm, ReLU, optional Dropout."""
 
     class Options(NetworkSettings):
-        """What can be set."""
+        """Options of this network."""
 
         width: int = Field(default=256, ge=1, description="units of each hidden layer")
         depth: int = Field(default=2, ge=1, description="number of hidden layers")

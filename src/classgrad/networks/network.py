@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from classgrad import seeds
 from classgrad.errors import UserError
-from classgrad.networks.layers import Dropout, PerTask, Sums, TaskBatchNorm
+from classgrad.networks.layers import ChannelSums, Dropout, PerTask, TaskBatchNorm
 from classgrad.networks.shard import Shard, Sum
 
 
 class Network(nn.Module):
-    """`net(x, task)` gives the logits of one task; `net.embed(x, task)` what the heads see.
+    """`net(x, task)` returns the logits of a task; `net.embed(x, task)` the input of its head.
 
     The trunk is any module from inputs to (n, embedding). With `shared_head` all tasks use one
-    head, which is then part of what a method has to protect.
+    head, which a method then has to protect too.
     """
 
     def __init__(
@@ -29,20 +29,20 @@ class Network(nn.Module):
         self.embedding = embedding
         self.seed = seed
         self.shared_head = shared_head
-        self.precision: torch.dtype | None = None  # of products in the trunk, if not its own
-        self._shard: Shard | None = None  # of the batch, if inputs are not all of it
+        self.precision: torch.dtype | None = None  # autocast type of the trunk; None: off
+        self._shard: Shard | None = None  # set if inputs are a shard of a batch
         self.heads = nn.ModuleList()
         self.find_layers()
         self.set_generator(seeds.generator(seed, "dropout"))
 
     def find_layers(self) -> None:
-        """Look up the layers a task is told to; call it after replacing layers."""
+        """Find the layers with a state per task, and dropout; call it after replacing layers."""
         self._per_task = [m for m in self.modules() if isinstance(m, PerTask)]
         self._norms = [m for m in self._per_task if isinstance(m, TaskBatchNorm)]
         self._dropouts = [m for m in self.modules() if isinstance(m, Dropout)]
 
     def add_task(self, classes: int) -> None:
-        """Append what the next task owns: its head and, where norms are per task, its norms."""
+        """Append the head of the next task and its state in each layer that has one per task."""
         task = len(self.heads)
         if task and self.shared_head:
             outputs = self.head_parameters(0)[0].shape[0]
@@ -53,7 +53,7 @@ class Network(nn.Module):
                 )
             self.heads.append(self.heads[0])
         else:
-            with global_chance_kept():
+            with preserved_rng():
                 head = nn.Linear(self.embedding, classes, bias=False)
             initialise(head, seeds.generator(self.seed, "head", task))
             self.heads.append(head.to(next(self.trunk.parameters())))
@@ -63,40 +63,39 @@ class Network(nn.Module):
 
     @property
     def task_dependent(self) -> bool:
-        """Whether the embedding depends on the task it is asked for."""
+        """Whether the embedding of an input depends on the task."""
         return any(layer.task_dependent for layer in self._per_task)
 
     def protected(self) -> nn.Module:
-        """Return the part whose answers to old inputs must not change: all that tasks share."""
+        """Return the part that tasks share, whose outputs for old inputs must not change."""
         return self if self.shared_head else self.trunk
 
     def shared_parameters(self) -> dict[str, nn.Parameter]:
-        """Return what every task trains, by its name in `protected()`.
+        """Return the trainable parameters that tasks share, by their names in `protected()`.
 
-        Heads of one task are left out, and scales and shifts of norms that each task has of its
-        own.
+        The heads of single tasks are left out, and so are scales and shifts with `affine="task"`.
         """
-        own = {
+        per_task = {
             parameter
             for norm in self._norms
             if norm.affine == "task"
             for parameter in norm.parameters()
         }
         named = self.protected().named_parameters()
-        return {name: p for name, p in named if p.requires_grad and p not in own}
+        return {name: p for name, p in named if p.requires_grad and p not in per_task}
 
     def head_parameters(self, task: int) -> list[nn.Parameter]:
         """Return the parameters of one task's head."""
         return list(self.heads[task].parameters())
 
     def set_generator(self, generator: torch.Generator) -> None:
-        """Let all dropout draw from one generator."""
+        """Let all dropout layers draw from one generator."""
         for dropout in self._dropouts:
             dropout.generator = generator
 
     @contextmanager
-    def statistics_kept(self) -> Iterator[None]:
-        """Let no batch in the block count for the stored statistics of BatchNorm."""
+    def frozen_bn_stats(self) -> Iterator[None]:
+        """Let no batch in the block update the stored statistics of BatchNorm."""
         for norm in self._norms:
             norm.tracking = False
         try:
@@ -107,18 +106,18 @@ class Network(nn.Module):
 
     @contextmanager
     def sharded(self, shard: Shard) -> Iterator[None]:
-        """Let inputs in the block be this shard of a batch.
+        """Treat inputs in the block as this shard of a batch.
 
         BatchNorm then uses the statistics of the whole batch, and dropout draws for all of it.
         """
         before = self._shard
-        self._see(None if shard.is_whole else shard)
+        self._set_shard(None if shard.is_whole else shard)
         try:
             yield
         finally:
-            self._see(before)
+            self._set_shard(before)
 
-    def _see(self, shard: Shard | None) -> None:
+    def _set_shard(self, shard: Shard | None) -> None:
         if shard is self._shard:
             return
         self._shard = shard
@@ -129,10 +128,11 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def recalibrate(self, task: int, batches: Iterable[Tensor], total: Sum | None = None) -> None:
-        """Set the stored statistics of a task to those of these inputs, dropout off.
+        """Set the stored statistics of a task to those of these inputs, without dropout.
 
-        Those that training leaves behind are of values that dropout has spread, and of weights that
-        have moved since. `total` sums over processes that have some of the inputs each.
+        The statistics that training leaves behind were measured with dropout, which raises the
+        variance, and with weights that have moved since. `total` sums over processes that each
+        have some of the inputs.
         """
         norms = [norm for norm in self._norms if norm.training and norm.statistics == "stored"]
         if not norms:
@@ -140,7 +140,7 @@ class Network(nn.Module):
         self.select(task)  # for a process that gets no input
         with self.evaluating():
             for norm in norms:
-                norm.sums = Sums()
+                norm.sums = ChannelSums()
             try:
                 for x in batches:
                     self(x, task)
@@ -152,7 +152,7 @@ class Network(nn.Module):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Be in evaluation mode in the block."""
+        """Switch to evaluation mode in the block."""
         before = self.training
         self.eval()
         try:
@@ -161,8 +161,8 @@ class Network(nn.Module):
             self.train(before)
 
     @contextmanager
-    def samples_apart(self) -> Iterator[None]:
-        """Let no gradient in the block pass from one sample to another through BatchNorm."""
+    def detached_batch_stats(self) -> Iterator[None]:
+        """Treat batch statistics as constants, so no gradient passes from sample to sample."""
         for norm in self._norms:
             norm.constant = True
         try:
@@ -172,15 +172,15 @@ class Network(nn.Module):
                 norm.constant = False
 
     def select(self, task: int) -> None:
-        """Let every layer that keeps something for each task use what it keeps for this one."""
+        """Select a task in every layer with a state per task."""
         for layer in self._per_task:
             layer.task = task
 
     def embed(self, x: Tensor, task: int) -> Tensor:
-        """Map inputs to what the heads see, with what the layers keep for one task."""
+        """Map inputs to embeddings, with the layers' state of one task."""
         self.select(task)
         if x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)  # as the weights lie, see `build`
+            x = x.contiguous(memory_format=torch.channels_last)  # like the weights, see `build`
         if self.precision is None:
             features: Tensor = self.trunk(x)
             return features
@@ -204,13 +204,13 @@ class Network(nn.Module):
         return self.classify(self.embed(x, task), task)
 
 
-def global_chance_kept() -> AbstractContextManager[None]:
-    """Keep PyTorch's global generator, which the constructors of layers draw from, as it is."""
+def preserved_rng() -> AbstractContextManager[None]:
+    """Restore PyTorch's global generator, which the constructors of layers draw from."""
     return torch.random.fork_rng(devices=[])
 
 
 def channels_last(module: nn.Module) -> None:
-    """Let the weights of convolutions lie channels last: 15 % off a training step of AlexNet-5."""
+    """Lay out convolution weights channels last: 15 % off a training step of AlexNet-5."""
     for weight in module.parameters():
         if weight.dim() == 4:
             weight.data = weight.data.contiguous(memory_format=torch.channels_last)
@@ -229,12 +229,12 @@ def initialise(module: nn.Module, generator: torch.Generator, scheme: str = "def
             with torch.no_grad():
                 draw(layer.weight, bound, generator)
                 if layer.bias is not None:
-                    edge = 0.0 if scheme == "relu" else bound
-                    draw(layer.bias, edge, generator)
+                    bias_bound = 0.0 if scheme == "relu" else bound
+                    draw(layer.bias, bias_bound, generator)
 
 
 def draw(values: Tensor, bound: float, generator: torch.Generator) -> None:
-    """Fill a tensor with numbers between -bound and bound."""
+    """Fill a tensor with uniform random numbers between -bound and bound."""
     # On the CPU, where the generators are: the same draws on every device.
     drawn = torch.empty_like(values, device="cpu")
     values.copy_(drawn.uniform_(-bound, bound, generator=generator))

@@ -1,4 +1,4 @@
-"""What can be set on every network."""
+"""Options that all networks share."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from classgrad.settings import Settings
 
 
 class HeadSettings(Settings):
-    """What can be set on a network of a user's own."""
+    """Options of a user's own network."""
 
     kind = "network option"
 

@@ -37,7 +37,7 @@ class ResNet18(Trunk):
     """A 3 x 3 stem and four stages of two blocks, a third as wide as the usual ResNet18."""
 
     class Options(NetworkSettings):
-        """What can be set."""
+        """Options of this network."""
 
         width: int = Field(default=20, ge=1, description="channels of the first stage")
 
@@ -62,7 +62,7 @@ class ResNet18(Trunk):
         return layers
 
     def wiring(self) -> list[Wire]:
-        """Say between which ReLUs each convolution stands; a shortcut ends where its block does."""
+        """Return between which ReLUs each convolution is; a shortcut ends where its block does."""
         wires = [Wire("conv1", "bn1", None, "relu")]
         source = "relu"
         for name, block in self.named_modules():

@@ -1,10 +1,11 @@
-"""One process's part of a batch, and batch normalisation by the statistics of the whole of it.
+"""A shard of a batch, and batch normalisation by the statistics of the whole batch.
 
-With N values per channel in all, sums over all of them, and g the gradient of y = γ x̂ + β,
+With N values per channel in the whole batch, Σ over all of them, and g the gradient of y = γ x̂ + β,
 
     ∂L/∂x = γ/σ (g - Σ g / N - x̂ Σ g x̂ / N),
 
-while the gradients of γ and β are those of the shard: what is averaged later are gradients.
+while the gradients of γ and β are those of the shard, because gradients are averaged over processes
+later.
 """
 
 from collections.abc import Callable
@@ -20,8 +21,8 @@ Sum = Callable[[Tensor], Tensor]  # over processes
 Running = tuple[Tensor | None, Tensor | None, float]
 
 
-def unchanged(values: Tensor) -> Tensor:
-    """Return the values: a sum over one process."""
+def sum_over_one(values: Tensor) -> Tensor:
+    """Return the values: their sum over one process."""
     return values
 
 
@@ -29,10 +30,10 @@ def unchanged(values: Tensor) -> Tensor:
 class Shard:
     """The samples from `start` to `stop` of a batch of `whole` samples, split among `processes`.
 
-    With one process, or fewer samples than processes, it is the whole batch, and nothing here
-    does or costs anything.
+    With one process, or fewer samples than processes, it is the whole batch, and every method
+    returns its input.
 
-    >>> Shard(64, 0, 64).is_whole, Shard(64, 16, 32, processes=4).own
+    >>> Shard(64, 0, 64).is_whole, Shard(64, 16, 32, processes=4).size
     (True, 16)
     """
 
@@ -40,7 +41,7 @@ class Shard:
     start: int
     stop: int
     processes: int = 1
-    sum: Sum = field(default=unchanged, repr=False)  # over all shards
+    sum: Sum = field(default=sum_over_one, repr=False)  # over all shards
 
     @property
     def is_whole(self) -> bool:
@@ -48,30 +49,30 @@ class Shard:
         return self.processes == 1
 
     @property
-    def own(self) -> int:
-        """Samples of this process."""
+    def size(self) -> int:
+        """Number of samples of this process."""
         return self.stop - self.start
 
     @property
     def part(self) -> slice:
-        """Where they are in the batch: `batch[shard.part]`."""
+        """The shard's samples in the batch: `batch[shard.part]`."""
         return slice(self.start, self.stop)
 
     @property
     def weight(self) -> float:
-        """What a mean over this shard counts, so that the mean over processes is that of all."""
-        return self.own * self.processes / self.whole
+        """Factor of a mean over this shard with which the mean over processes is that of all."""
+        return self.size * self.processes / self.whole
 
     def weighted(self, loss: Tensor) -> Tensor:
-        """Return the mean loss of this shard, by its weight."""
+        """Return the mean loss of this shard times its weight."""
         return loss if self.is_whole else loss * self.weight
 
     def of_whole(self, count: int) -> int:
         """Return how many values the whole batch has, where this process has `count`."""
-        return count // self.own * self.whole
+        return count // self.size * self.whole
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Return the rows of the whole batch, given those of this shard; gradients come back."""
+        """Return the rows of the whole batch, given those of this shard; differentiable."""
         return rows if self.is_whole else _Gather.apply(rows, self)
 
 
@@ -93,7 +94,7 @@ class _Gather(torch.autograd.Function):
 def whole_batch_norm(
     x: Tensor, scale: Tensor, shift: Tensor, shard: Shard, running: Running, eps: float
 ) -> Tensor:
-    """Normalise this shard of a batch by all of it; `running` is to follow the statistics."""
+    """Normalise this shard by the statistics of the whole batch, and update `running`."""
     out: Tensor = _WholeBatch.apply(x.to(scale.dtype), scale, shift, shard, running, eps)
     return out.to(x.dtype)
 
@@ -109,14 +110,14 @@ class _WholeBatch(torch.autograd.Function):
         running: Running,
         eps: float,
     ) -> Tensor:
-        own = x.numel() // x.shape[1]
+        local = x.numel() // x.shape[1]
         variance, mean = (v.double() for v in statistics(x))
-        sums = torch.cat([own * mean, own * (variance + mean**2), mean.new_tensor([own])])
+        sums = torch.cat([local * mean, local * (variance + mean**2), mean.new_tensor([local])])
         *sums, count = shard.sum(sums).split([len(mean), len(mean), 1])
         mean = sums[0] / count
         variance = (sums[1] / count - mean**2).clamp_min(0)
         ctx.shard, ctx.count = shard, int(count)
-        follow(running, mean, variance * ctx.count / (ctx.count - 1))
+        update_running(running, mean, variance * ctx.count / (ctx.count - 1))
         mean, variance = mean.to(x.dtype), variance.to(x.dtype)
         ctx.save_for_backward(x, scale, mean, (variance + eps).rsqrt())
         return functional.batch_norm(x, mean, variance, scale, shift, False, 0.0, eps)
@@ -125,33 +126,34 @@ class _WholeBatch(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, mean, inverse = ctx.saved_tensors
-        _, of_scale, of_shift = torch.ops.aten.native_batch_norm_backward(
+        _, grad_scale, grad_shift = torch.ops.aten.native_batch_norm_backward(
             grad, x, scale, None, None, mean, inverse, True, 0.0, [False, True, True]
         )
-        sums = ctx.shard.sum(torch.stack([of_shift, of_scale]).double()) / ctx.count
-        first, second = sums.to(x.dtype)
-        # ∂L/∂x is a sum of g and x, each by a factor for its channel, and of a number.
-        by_grad = scale * inverse
-        by_x = -by_grad * second * inverse
+        sums = ctx.shard.sum(torch.stack([grad_shift, grad_scale]).double()) / ctx.count
+        mean_grad, mean_grad_x = sums.to(x.dtype)
+        # Per channel, ∂L/∂x = factor_grad g + factor_x x + constant.
+        factor_grad = scale * inverse
+        factor_x = -factor_grad * mean_grad_x * inverse
         shape = [1, -1, *[1] * (x.dim() - 2)]
-        rest = (-by_grad * first - by_x * mean).view(shape)
-        of_x = torch.addcmul(rest, x, by_x.view(shape)).addcmul_(grad, by_grad.view(shape))
-        return of_x, of_scale, of_shift, None, None, None
+        constant = (-factor_grad * mean_grad - factor_x * mean).view(shape)
+        grad_input = torch.addcmul(constant, x, factor_x.view(shape))
+        grad_input.addcmul_(grad, factor_grad.view(shape))
+        return grad_input, grad_scale, grad_shift, None, None, None
 
 
 def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return variance and mean of every channel; `torch.var_mean` takes five times as long."""
-    own = x.numel() // x.shape[1]
+    count = x.numel() // x.shape[1]
     mean, variance = x.new_zeros(2, x.shape[1])
-    if own == 1:
+    if count == 1:
         return variance, x.flatten()
     torch.batch_norm(x, None, None, mean, variance, True, 1.0, 0.0, False)
-    return variance * ((own - 1) / own), mean
+    return variance * ((count - 1) / count), mean
 
 
-def follow(running: Running, mean: Tensor, variance: Tensor) -> None:
-    """Let stored statistics move to those of a batch."""
-    stored, spread, momentum = running
-    if stored is not None and spread is not None:
-        stored.lerp_(mean.to(stored), momentum)
-        spread.lerp_(variance.to(spread), momentum)
+def update_running(running: Running, mean: Tensor, variance: Tensor) -> None:
+    """Move stored statistics towards those of a batch, in place."""
+    stored_mean, stored_variance, momentum = running
+    if stored_mean is not None and stored_variance is not None:
+        stored_mean.lerp_(mean.to(stored_mean), momentum)
+        stored_variance.lerp_(variance.to(stored_variance), momentum)

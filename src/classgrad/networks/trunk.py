@@ -1,4 +1,4 @@
-"""What every network in the table is: a stack of layers from images to an embedding."""
+"""The base of every network in the table: a stack of layers from images to an embedding."""
 
 from abc import abstractmethod
 from collections import OrderedDict
@@ -14,7 +14,7 @@ from classgrad.networks.blocks import run
 from classgrad.networks.layers import Dropout, TaskBatchNorm
 from classgrad.networks.options import NetworkSettings
 
-# What may stand between a layer and its ReLU beside a norm: no channel sees another.
+# Layers allowed between a layer and its ReLU, besides a norm: they do not mix channels.
 CHANNELWISE = (
     nn.Identity,
     Dropout,
@@ -26,16 +26,16 @@ CHANNELWISE = (
 
 @dataclass(frozen=True)
 class Wire:
-    """Where a layer with weights stands, by names: its norm, the ReLUs before and behind it."""
+    """How a layer with weights is connected, by names: its norm, the ReLUs before and after it."""
 
     layer: str
     norm: str | None
-    source: str | None  # whose units it sees; None for those of the input
+    source: str | None  # the ReLU whose units it sees; None: the input
     target: str
 
 
 class Trunk(nn.Sequential):
-    """Layers by name, for inputs of one shape; `embedding` numbers come out for each."""
+    """Layers by name, for inputs of one shape; the output has `embedding` numbers per input."""
 
     Options: ClassVar[type[NetworkSettings]] = NetworkSettings
     summary: ClassVar[str]
@@ -56,9 +56,9 @@ class Trunk(nn.Sequential):
         """Return the layers in order, by name."""
 
     def wiring(self) -> list[Wire]:
-        """Say between which ReLUs each layer with weights stands; the heads see the last target.
+        """Return between which ReLUs each layer with weights is; the heads see the last target.
 
-        This is for layers one after another; a trunk with branches has to say it in its own way.
+        This works for layers one after another; a trunk with branches has to override it.
         """
         wires: list[Wire] = []
         layer = norm = source = None
@@ -95,7 +95,7 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def output_size(layers: Iterable[nn.Module], shape: tuple[int, ...]) -> int:
-    """Return how many numbers a stack of layers makes of one input of `shape`."""
+    """Return the size of a stack's output for one input of `shape`."""
     x = torch.zeros(2, *shape)
     with torch.no_grad():
         for layer in layers:

@@ -364,10 +364,10 @@ class Run:
         stored = self.method.stored_parameters(self.net)
         record.capacity = 100 * stored / self.base_parameters()
         layers = {layer.name: layer for layer in record.layers}
-        for room in self.method.room():
-            layer = layers.setdefault(room.name, Layer(name=room.name, dimension=room.dimension))
-            layer.ranks.append(room.rank)
-            layer.groups, layer.cosines = list(room.groups), list(room.cosines)
+        for entry in self.method.layer_ranks():
+            layer = layers.setdefault(entry.name, Layer(name=entry.name, dimension=entry.dimension))
+            layer.ranks.append(entry.rank)
+            layer.groups, layer.cosines = list(entry.groups), list(entry.cosines)
         record.layers = list(layers.values())
 
     def base_parameters(self) -> int:

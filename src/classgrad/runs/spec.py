@@ -14,7 +14,7 @@ from classgrad import benchmarks, defaults, methods, networks
 from classgrad.benchmarks.folder import FolderOptions
 from classgrad.errors import UserError, unknown
 from classgrad.methods.base import Method
-from classgrad.networks.network import global_chance_kept
+from classgrad.networks.network import preserved_rng
 from classgrad.networks.options import HeadSettings
 from classgrad.runs import recipes
 from classgrad.settings import Settings
@@ -247,7 +247,7 @@ def own_trunk(network: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Mod
     """Return a user's own trunk, or call the function that makes it, with weights by the seed."""
     if isinstance(network, nn.Module):
         return network
-    with global_chance_kept():
+    with preserved_rng():
         torch.manual_seed(seed)
         trunk = network()
     if not isinstance(trunk, nn.Module):

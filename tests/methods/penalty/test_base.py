@@ -9,7 +9,7 @@ from torch import nn
 from classgrad import methods
 from classgrad.errors import UserError
 from classgrad.methods import EWC, MAS, METHODS, SI
-from classgrad.methods.penalty.base import Anchored, slowness
+from classgrad.methods.penalty.base import Anchored, inverse_step_size
 from classgrad.networks import build
 from classgrad.networks.network import Network
 from classgrad.runs.run import Run
@@ -138,7 +138,7 @@ def test_the_rate_is_how_far_a_gradient_of_1_moves_a_weight_in_the_long_run():
             before = float(weight.detach())
             weight.grad = torch.full_like(weight, 1.0)
             optimizer.step()
-        slow = slowness(optimizer, [weight])
+        slow = inverse_step_size(optimizer, [weight])
         rate = 1 / (slow if isinstance(slow, float) else float(slow[0]))
         assert before - float(weight.detach()) == pytest.approx(rate, rel=1e-6)
 

@@ -1,4 +1,4 @@
-"""Sums over gradients per sample, against one backward pass for each sample."""
+"""ChannelSums over gradients per sample, against one backward pass for each sample."""
 
 from contextlib import nullcontext
 
@@ -39,10 +39,10 @@ def prepared(kind):
     for task in stream:
         net.add_task(task.classes)
     net.double()
-    chance = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
     for path, value in net.state_dict().items():
         if any(word in path for word in ("scale", "shift", "mean", "variance")):
-            value.add_(torch.rand(value.shape, generator=chance, dtype=value.dtype))
+            value.add_(torch.rand(value.shape, generator=rng, dtype=value.dtype))
     return net, stream[1]
 
 
@@ -205,8 +205,8 @@ def test_labels_go_with_their_images():
         seen["y"], seen["logits"] = y, logits.detach()
         return logits[:, 0]
 
-    chance = torch.Generator().manual_seed(3)
-    sensitivity(net, task, {}, note, torch.abs, 1000, chance)
+    rng = torch.Generator().manual_seed(3)
+    sensitivity(net, task, {}, note, torch.abs, 1000, rng)
     logits = logits_apart(net, task).detach()
     for row, label in zip(seen["logits"], seen["y"], strict=True):
         match = (logits - row).abs().sum(1).argmin()

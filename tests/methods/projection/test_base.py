@@ -13,7 +13,7 @@ def test_values_by_layer_go_without_the_trunk_and_those_of_heads_can_wait() -> N
     values = layer_values({"conv*": 1, "heads*": 4, "trunk.*": 2}, names)
     assert list(values.values()) == [1, 1, 2, 4]
     assert layer_values({"fc1": 3, "heads*": 4}, ["fc1"]) == {"fc1": 3}  # no head is shared
-    with pytest.raises(UserError, match="'fc2' fits no layer"):
+    with pytest.raises(UserError, match="'fc2' matches no layer"):
         layer_values({"fc2": 1, "*": 2}, names)
-    with pytest.raises(UserError, match=r"'fc\*' fits no layer"):
+    with pytest.raises(UserError, match=r"'fc\*' matches no layer"):
         layer_values({"*": 2, "fc*": 1}, names)

@@ -181,7 +181,7 @@ def test_importances_of_sgp_stay_with_their_directions() -> None:
     free.detach()
     tight = attach(model, SGP(epsilon=1.0, alpha=1, max_basis_mb=8 * 6 * 2.5 / 1e6))
     tight.end_task([(x, in_turn(30, 3))])
-    assert tight.room()[0].rank == 2
+    assert tight.layer_ranks()[0].rank == 2
     both = [guard.method.state_dict()["importance"]["0"] for guard in (free, tight)]
     assert torch.equal(both[0][:2], both[1])
     assert 0 < both[1][1] < 1
@@ -244,7 +244,9 @@ def finished(method: str, limit: float | None) -> Run:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_stays_below_its_budget_and_says_what_is_held(name: str) -> None:
     full, tight = finished(name, None), finished(name, LIMIT)
-    assert sum(room.rank * room.dimension * 8 for room in full.method.room()) > 1.5e6 * LIMIT
+    assert (
+        sum(layer.rank * layer.dimension * 8 for layer in full.method.layer_ranks()) > 1.5e6 * LIMIT
+    )
     assert full.method.held() == []
     for task in range(3):
         layers = tight.record.layers

@@ -142,10 +142,10 @@ def test_the_order_and_the_size_of_batches_do_not_matter(seed: int, size: int, r
     assume(min(oracle_of(case, rule).margins) > 1e-6)
     whole = learnt(cgp(case, rule=rule), case.tasks)
     parts = guarded(cgp(case, rule=rule), case.dimension)
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     for classes in case.tasks:
         rows, labels = as_batch(classes)
-        order = torch.randperm(len(rows), generator=chance)
+        order = torch.randperm(len(rows), generator=rng)
         parts.end_task(list(zip(rows[order].split(size), labels[order].split(size), strict=True)))
     assert basis_of(whole).shape == basis_of(parts).shape
     assert np.abs(projector(basis_of(whole)) - projector(basis_of(parts))).max() < 1e-9
@@ -209,9 +209,9 @@ def test_the_first_class_of_a_group_has_cosine_one_and_others_that_with_the_near
 
 
 def task_of_two_classes(number: int, shape: tuple[int, ...] = (1, 4, 4)) -> Task:
-    chance = torch.Generator().manual_seed(number)
+    rng = torch.Generator().manual_seed(number)
     labels = torch.arange(30) % 2
-    images = torch.rand(30, *shape, generator=chance, dtype=torch.float64)
+    images = torch.rand(30, *shape, generator=rng, dtype=torch.float64)
     train = Split(images, labels)
     return Task(number, f"task {number}", ("a", "b"), train, Split(images[:2], labels[:2]))
 
@@ -258,16 +258,16 @@ def test_a_network_collects_with_the_head_of_the_task_at_hand(correct_only: bool
 
 def test_a_method_continues_from_its_state_as_if_it_had_not_stopped() -> None:
     tasks = [task_of_two_classes(number) for number in range(3)]
-    chance = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     method = CGP(correct_only=False)
     net = wrapped(method, tasks)
     for task in tasks[:2]:
-        method.end_task(net, task, chance)
+        method.end_task(net, task, rng)
     resumed = CGP(correct_only=False)
     resumed.load_state_dict(method.state_dict(), net)
     for each in (method, resumed):
         each.end_task(net, tasks[2], torch.Generator().manual_seed(1))
-    assert method.room() == resumed.room()
+    assert method.layer_ranks() == resumed.layer_ranks()
     assert method.memory_bytes() == resumed.memory_bytes()
     before, after = method.state_dict(), resumed.state_dict()
     assert before["groups"].keys() == after["groups"].keys()

@@ -86,7 +86,7 @@ def test_energy_and_samples_can_be_given_by_layer() -> None:
     guard = attach(model, GPM(epsilon={"0": 0.9, "*": 1.0}, samples={"2": 3, "*": 1}))
     assert guard.method.thresholds() == {"0[0]": 0.9, "0[1]": 0.9, "2": 1.0}
     guard.end_task([(normal(8, 4, 1), in_turn(8, 1))])
-    assert [(r.name, r.rank) for r in guard.room()] == [("0[0]", 1), ("0[1]", 1), ("2", 3)]
+    assert [(r.name, r.rank) for r in guard.layer_ranks()] == [("0[0]", 1), ("0[1]", 1), ("2", 3)]
 
 
 @pytest.mark.parametrize(

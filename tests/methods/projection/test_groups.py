@@ -45,8 +45,8 @@ def test_the_cosine_that_decided_is_kept_and_a_founder_has_one() -> None:
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 500))
 def test_at_one_even_equal_prototypes_stay_apart(seed: int, size: int) -> None:
-    chance = torch.Generator().manual_seed(seed)
-    prototype = unit(*torch.randn(size, generator=chance).tolist())
+    rng = torch.Generator().manual_seed(seed)
+    prototype = unit(*torch.randn(size, generator=rng).tolist())
     assert entered(prototype, prototype, prototype, similarity=1).group_of == [0, 1, 2]
 
 

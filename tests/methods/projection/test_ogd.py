@@ -38,19 +38,19 @@ def wrapped(make=smooth, shared_head=False, **values):
 
 def learnt_first(make=smooth, shared_head=False, **values):
     net, method = wrapped(make, shared_head, **{"samples": 12, **values})
-    method.end_task(net, FIRST, chance())
+    method.end_task(net, FIRST, rng())
     net.add_task(3)
     method.begin_task(net, SECOND)
     return net, method
 
 
-def chance():
+def rng():
     return torch.Generator().manual_seed(5)
 
 
 def drawn(count):
     """The samples that a task's end takes from the first task, and the batches they come in."""
-    order = torch.randperm(90, generator=chance())
+    order = torch.randperm(90, generator=rng())
     return order[:count], [order[:64], order[64:]]
 
 
@@ -132,7 +132,7 @@ def flat(net):
 )
 def test_what_is_stored_are_gradients_of_true_logits(make, shared_head):
     net, method = wrapped(make, shared_head, samples=70)
-    found = method.gradients(net, FIRST, 70, chance())
+    found = method.gradients(net, FIRST, 70, rng())
     wanted = slow_gradients(net, 70)
     assert found.shape == wanted.shape
     assert (found - wanted).abs().max() < 1e-12
@@ -152,7 +152,7 @@ def test_the_basis_is_orthonormal_and_spans_the_gradients():
 def test_later_tasks_extend_the_basis_and_keep_what_is_held():
     net, method = learnt_first()
     before = method.basis.clone()
-    method.end_task(net, SECOND, chance())
+    method.end_task(net, SECOND, rng())
     after = method.basis
     assert torch.equal(after[:12], before)
     assert len(after) == 24
@@ -177,7 +177,7 @@ def test_momentum_from_before_the_basis_grew_is_held_back_too():
     net, method = wrapped(samples=12)
     optimizer = optimizers(net, 0)["momentum"]()
     take(net, method, step_of(FIRST, optimizer))
-    method.end_task(net, FIRST, chance())
+    method.end_task(net, FIRST, rng())
     gradients = nn.functional.normalize(slow_gradients(net, 12), dim=1)
     before = flat(net)
     take(net, method, step_of(FIRST, optimizer))
@@ -250,21 +250,21 @@ def test_budgets_are_kept():
     for task in STREAM:
         if task.id:
             net.add_task(3)
-        method.end_task(net, task, chance())
+        method.end_task(net, task, rng())
         sizes.append(len(method.basis))
     assert sizes == [10, 20, 25]
     full = method.basis.clone()
     method.end_task(net, THIRD, torch.Generator().manual_seed(9))
     assert torch.equal(method.basis, full)
     assert method.memory_bytes() == 25 * full.shape[1] * 8
-    assert [(r.name, r.dimension, r.rank) for r in method.room()] == [
+    assert [(r.name, r.dimension, r.rank) for r in method.layer_ranks()] == [
         ("parameters", full.shape[1], 25)
     ]
 
 
 def test_more_samples_than_there_are_is_all_of_them():
     net, method = wrapped(samples=1000)
-    method.end_task(net, FIRST, chance())
+    method.end_task(net, FIRST, rng())
     assert 50 < len(method.basis) <= 90
 
 
@@ -274,7 +274,7 @@ def extended(basis, rows):
 
 def test_dependent_gradients_add_nothing():
     net, method = learnt_first()
-    method.end_task(net, FIRST, chance())
+    method.end_task(net, FIRST, rng())
     assert len(method.basis) == 12
     start = extended(torch.zeros(0, 8, dtype=torch.float64), normal(2, 8))
     a, b = normal(2, 8, seed=1)
@@ -300,7 +300,7 @@ def test_a_wide_network_in_float32_has_a_float32_basis():
     net.add_task(3)
     method = OGD(samples=30)
     method.wrap(net, STREAM, 1)
-    method.end_task(net, FIRST, chance())
+    method.end_task(net, FIRST, rng())
     assert method.basis.dtype == torch.float32
     count = len(method.basis)
     assert (method.basis @ method.basis.T - torch.eye(count)).abs().max() < 1e-6
@@ -338,7 +338,7 @@ def test_shared_norms_move_along_the_free_part_only(statistics):
 def test_statistics_of_the_task_are_not_moved_by_the_gradients():
     net, method = wrapped(lambda: normed("stored"))
     start = copy.deepcopy(net.state_dict())
-    method.end_task(net, FIRST, chance())
+    method.end_task(net, FIRST, rng())
     for name, value in net.state_dict().items():
         assert torch.equal(value, start[name]), name
     assert all(p.grad is None for p in net.parameters())

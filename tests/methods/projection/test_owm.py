@@ -10,7 +10,7 @@ from torch import nn
 from classgrad.core.layers import sites
 from classgrad.errors import UserError
 from classgrad.methods import OWM
-from classgrad.methods.projection.owm import Shrinking, mean_rows, woodbury_update
+from classgrad.methods.projection.owm import ShrinkingProjection, mean_rows, woodbury_update
 from classgrad.networks import Network, TaskBatchNorm, build
 from classgrad.runs.run import run
 from oracles.models import built, normal
@@ -132,7 +132,7 @@ def test_means_of_fewer_samples_are_more_rows_with_the_damping_of_their_batch():
         np.array([1e-1, 1e-1, 1e-2, 1e-2, 1e-3]),
     )
     assert np.abs(method.matrices["1"].numpy() - wanted).max() < 1e-9
-    assert method.room()[0].rank == round(84 - np.trace(wanted)) >= 2
+    assert method.layer_ranks()[0].rank == round(84 - np.trace(wanted)) >= 2
     method.close()
 
 
@@ -163,7 +163,7 @@ def test_the_first_task_is_free_and_nothing_is_multiplied():
     method.adjust_gradients(net, step)
     assert torch.equal(net.trunk.get_submodule("1").weight.grad, wanted["1.weight"])
     assert method.matrices == {}
-    assert [room.rank for room in method.room()] == [0, 0]
+    assert [layer.rank for layer in method.layer_ranks()] == [0, 0]
 
 
 @pytest.mark.parametrize("make", [perceptron, convolutions])
@@ -314,7 +314,7 @@ def test_the_pass_at_the_end_of_a_task_is_in_evaluation_mode():
 
 def test_a_shared_head_is_guarded_too():
     net, method = learnt_first(perceptron, shared_head=True, damping=1e-6)
-    assert [room.name for room in method.room()] == ["trunk.1", "trunk.3", "heads.0"]
+    assert [layer.name for layer in method.layer_ranks()] == ["trunk.1", "trunk.3", "heads.0"]
     step = step_of(SECOND, sgd(net))
     features = net.embed(FIRST.train.images.double() / 255, 0).detach()
     head = net.heads[0].weight
@@ -377,7 +377,7 @@ def test_channels_last_weights_are_written_in_place():
         ({"patch_stride": 0}, "patch_stride"),
         ({"clip": -1}, "clip"),
         ({"damping": {"1": 0.1}}, "no value for layer '3'"),
-        ({"damping": {"1": 0.1, "*": 0.1, "head": 0.1}}, "'head' fits no layer"),
+        ({"damping": {"1": 0.1, "*": 0.1, "head": 0.1}}, "'head' matches no layer"),
     ],
 )
 def test_bad_settings_are_refused(values, named):
@@ -464,9 +464,11 @@ def test_no_mean_is_of_fewer_samples_than_asked_for(count, mean_of, sizes):
 
 def test_products_are_in_the_precision_of_the_weights_and_p_is_not():
     layer = built(lambda: nn.Linear(6, 3)).float()
-    side = Shrinking(sites(nn.Sequential(layer))["0"])
-    side.become(woodbury_update(side.matrix, normal(3, 6), 1e-3))
+    projection = ShrinkingProjection(sites(nn.Sequential(layer))["0"])
+    projection.set_matrix(woodbury_update(projection.matrix, normal(3, 6), 1e-3))
     gradient = normal(3, 6, seed=4)
-    assert side.matrix.dtype == torch.float64
-    assert side.free(gradient.float()).dtype == torch.float32
-    assert torch.allclose(side.free(gradient.float()).double(), gradient @ side.matrix, atol=1e-6)
+    assert projection.matrix.dtype == torch.float64
+    assert projection.project(gradient.float()).dtype == torch.float32
+    assert torch.allclose(
+        projection.project(gradient.float()).double(), gradient @ projection.matrix, atol=1e-6
+    )

@@ -135,7 +135,7 @@ def test_gradients_along_each_direction_are_scaled_by_one_minus_its_importance(
     with guard.step(optimizer):
         loss_of(guard.model).backward()
         optimizer.step()
-    ranks = {room.name: room.rank / room.dimension for room in guard.room()}
+    ranks = {layer.name: layer.rank / layer.dimension for layer in guard.layer_ranks()}
     assert ranks["3"] < 0.5 < ranks["5"] < 1
     for name, weights in guard.method.importance.items():
         assert 0 < float(weights.min()) < 0.98
@@ -277,10 +277,12 @@ def test_the_state_has_the_importances_and_continues_from_them() -> None:
     assert running.method.memory_bytes() == sum(part.nbytes for part in parts)
     again = SGP(alpha=3)
     again.load_state_dict(state, running.net)
-    for name, side in again.projector._sides.items():
-        matrix = normal(2, side.basis.shape[0]).float()
-        assert torch.equal(side.free(matrix), running.method.projector._sides[name].free(matrix))
-        assert side.soft
+    for name, projection in again.projector._projections.items():
+        matrix = normal(2, projection.basis.shape[0]).float()
+        assert torch.equal(
+            projection.project(matrix), running.method.projector._projections[name].project(matrix)
+        )
+        assert projection.soft
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,7 @@ def test_old_answers_weights_inside_s_and_old_scales_stay_while_new_tasks_learn(
         for old in range(number):
             assert torch.allclose(answers(net, old), known[old], rtol=0, atol=1e-9)
     assert any("heads" in name for name in scales) == shared
-    rank = {room.name: room.rank / room.dimension for room in method.room()}
+    rank = {layer.name: layer.rank / layer.dimension for layer in method.layer_ranks()}
     assert max(rank.values()) < 1
 
 
@@ -297,13 +297,13 @@ def test_choosing_regions_disturbs_nothing() -> None:
     net.add_task(task.classes)
     net.train()
     net.trunk.drop1.eval()
-    chance = next(m for m in net.modules() if isinstance(m, Dropout)).generator
-    drawn = chance.get_state()
+    rng = next(m for m in net.modules() if isinstance(m, Dropout)).generator
+    drawn = rng.get_state()
     state = {name: value.clone() for name, value in net.state_dict().items()}
     modes = [module.training for module in net.modules()]
     net.zero_grad()
     running.method.begin_task(net, task)
-    assert torch.equal(chance.get_state(), drawn)
+    assert torch.equal(rng.get_state(), drawn)
     assert all(torch.equal(net.state_dict()[name], value) for name, value in state.items())
     assert [module.training for module in net.modules()] == modes
     assert all(p.grad is None for p in net.parameters())
@@ -320,8 +320,8 @@ def test_the_gradient_that_chooses_is_that_of_the_loss_on_the_probe() -> None:
     net, task = running.net, STREAM[1]
     net.add_task(2)
     found = running.method._gradients(net, task)
-    chance = seeds.generator(1, "trust", 1)
-    index = torch.randperm(len(task.train), generator=chance)[:7]
+    rng = seeds.generator(1, "trust", 1)
+    index = torch.randperm(len(task.train), generator=rng)[:7]
     net.zero_grad()
     step = step_of(task, torch.optim.SGD(net.parameters(), lr=1), index)
     functional.cross_entropy(net(step.x, 1), step.y).backward()

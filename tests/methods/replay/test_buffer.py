@@ -12,7 +12,7 @@ from classgrad.methods.replay.buffer import EqualShares, ReplayMemory, Reservoir
 from classgrad.tasks import Split
 
 
-def chance(seed=0):
+def rng(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
@@ -50,7 +50,7 @@ def filled(sizes):
 )
 @settings(deadline=None, max_examples=60)
 def test_a_batch_is_inserted_as_its_samples_would_be_one_by_one(capacity, groups, seed):
-    reservoir, generator = Reservoir(capacity), chance(seed)
+    reservoir, generator = Reservoir(capacity), rng(seed)
     places, count = {}, 0
     for task, size in groups:
         drawn = reservoir.draw_places(size, generator)
@@ -68,7 +68,7 @@ def test_a_batch_is_inserted_as_its_samples_would_be_one_by_one(capacity, groups
 def test_every_sample_of_a_stream_has_the_same_chance_to_be_kept():
     length, capacity, runs = 30, 5, 1000
     kept = torch.zeros(length)
-    generator = chance(3)
+    generator = rng(3)
     for _ in range(runs):
         reservoir = Reservoir(capacity)
         for task, start in enumerate(range(0, length, 10)):
@@ -84,14 +84,14 @@ def test_every_sample_of_a_stream_has_the_same_chance_to_be_kept():
 def test_the_last_place_can_be_drawn_and_none_beyond():
     reservoir = Reservoir(1)
     reservoir.seen = 3
-    drawn = torch.stack([reservoir.draw_places(1, chance(seed)) for seed in range(200)])
+    drawn = torch.stack([reservoir.draw_places(1, rng(seed)) for seed in range(200)])
     assert set(drawn.flatten().tolist()) == {0, 1, 2, 3}
 
 
 def test_images_of_different_shape_and_type_live_side_by_side():
     reservoir = Reservoir(6)
     grey = Split(torch.zeros(6, 1, 4, 4, dtype=torch.uint8), torch.zeros(6, dtype=torch.int64))
-    colour = Split(torch.rand(2, 3, 8, 8, generator=chance()), torch.ones(2, dtype=torch.int64))
+    colour = Split(torch.rand(2, 3, 8, 8, generator=rng()), torch.ones(2, dtype=torch.int64))
     reservoir.insert(0, grey, torch.arange(6))
     reservoir.insert(1, colour, torch.tensor([1, 4]))
     assert reservoir.parts[0].images.shape == (4, 1, 4, 4)
@@ -109,12 +109,12 @@ def test_a_task_pushed_out_altogether_is_gone():
 
 def test_a_state_of_the_reservoir_continues_alike_and_later_samples_do_not_change_it():
     reservoir = Reservoir(4)
-    reservoir.insert(0, numbered(0, 9), reservoir.draw_places(9, chance()))
+    reservoir.insert(0, numbered(0, 9), reservoir.draw_places(9, rng()))
     state, before = reservoir.state_dict(), held(reservoir)
     again = Reservoir(4)
     again.load_state_dict(state)
     for one in (reservoir, again):
-        one.insert(1, numbered(9, 9), one.draw_places(9, chance(5)))
+        one.insert(1, numbered(9, 9), one.draw_places(9, rng(5)))
     assert held(reservoir) == held(again) != before
     unchanged = Reservoir(4)
     unchanged.load_state_dict(state)
@@ -127,7 +127,7 @@ def test_a_state_of_the_reservoir_continues_alike_and_later_samples_do_not_chang
 @given(st.integers(4, 40), st.lists(st.integers(1, 30), min_size=1, max_size=4), st.integers(0, 9))
 @settings(deadline=None, max_examples=60)
 def test_shares_are_equal_balanced_and_within_the_capacity(capacity, sizes, seed):
-    memory, generator = EqualShares(capacity), chance(seed)
+    memory, generator = EqualShares(capacity), rng(seed)
     for task, size in enumerate(sizes):
         before = dict(memory.parts)
         memory.add(task, numbered(100 * task, size), generator)
@@ -154,7 +154,7 @@ def assert_balanced(counts, available):
 @settings(deadline=None, max_examples=60)
 def test_every_beginning_of_a_balanced_order_is_balanced(labels, seed):
     labels = torch.tensor(labels)
-    order = balanced_order(labels, chance(seed))
+    order = balanced_order(labels, rng(seed))
     assert order.sort().values.tolist() == list(range(len(labels)))
     for end in range(1, len(labels) + 1):
         counts = torch.bincount(labels[order[:end]], minlength=4)
@@ -167,16 +167,16 @@ def test_which_samples_are_kept_is_chance():
     found = Counter()
     for seed in range(600):
         memory = EqualShares(4)
-        memory.add(0, numbered(0, 6, classes=2), chance(seed))
-        memory.add(1, numbered(6, 6, classes=2), chance(seed + 1000))
+        memory.add(0, numbered(0, 6, classes=2), rng(seed))
+        memory.add(1, numbered(6, 6, classes=2), rng(seed + 1000))
         found.update(memory.parts[0].images.flatten().long().tolist())
     assert all(abs(found[number] - 200) < 50 for number in range(6))  # σ is 11.5
 
 
 def test_cut_samples_take_no_memory():
     memory = EqualShares(8)
-    memory.add(0, numbered(0, 20), chance())
-    memory.add(1, numbered(20, 20), chance())
+    memory.add(0, numbered(0, 20), rng())
+    memory.add(1, numbered(20, 20), rng())
     for part in memory.parts.values():
         assert part.images.untyped_storage().nbytes() == part.images.nbytes == 4 * 8
 
@@ -190,7 +190,7 @@ def test_cut_samples_take_no_memory():
 )
 def test_the_expected_loss_of_a_batch_is_the_mean_over_the_memory(count, per_task, chosen):
     sizes = {0: 40, 2: 11, 3: 25, 7: 4}
-    memory, generator = filled(sizes), chance(1)
+    memory, generator = filled(sizes), rng(1)
     losses = {task: part.images.flatten() ** 2 for task, part in memory.parts.items()}
     everything = torch.cat(list(losses.values())).mean()
     weights, seen = {}, Counter()
@@ -223,15 +223,15 @@ def test_the_expected_loss_of_a_batch_is_the_mean_over_the_memory(count, per_tas
 
 def test_tasks_are_left_out_by_number_and_by_size():
     memory = filled({0: 1, 1: 6, 2: 3})
-    assert [p.task for p in memory.draw(64, chance())] == [0, 1, 2]
-    assert [p.task for p in memory.draw(64, chance(), without=1)] == [0, 2]
-    pairs = memory.draw(64, chance(), least=2)
+    assert [p.task for p in memory.draw(64, rng())] == [0, 1, 2]
+    assert [p.task for p in memory.draw(64, rng(), without=1)] == [0, 2]
+    pairs = memory.draw(64, rng(), least=2)
     assert [p.task for p in pairs] == [1, 2]
     assert [p.weight for p in pairs] == pytest.approx([6 / 9, 3 / 9])
-    assert memory.draw(64, chance(), without=1, least=4) == []
-    assert ReplayMemory(3).draw(5, chance()) == []
+    assert memory.draw(64, rng(), without=1, least=4) == []
+    assert ReplayMemory(3).draw(5, rng()) == []
 
 
 def test_a_batch_has_as_many_of_a_task_as_it_needs_at_least():
-    [part] = filled({0: 6}).draw(1, chance(), least=2)
+    [part] = filled({0: 6}).draw(1, rng(), least=2)
     assert len(part.index) == 2

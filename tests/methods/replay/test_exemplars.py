@@ -17,15 +17,15 @@ def test_a_case_worked_by_hand():
 
 
 def test_order_is_that_of_the_greedy_search():
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for case in range(60):
-        count, size = int(chance.integers(1, 20)), int(chance.integers(1, 8))
-        features = chance.standard_normal((count, size)) + chance.standard_normal(size)
+        count, size = int(rng.integers(1, 20)), int(rng.integers(1, 8))
+        features = rng.standard_normal((count, size)) + rng.standard_normal(size)
         if case % 2:
             features /= np.linalg.norm(features, axis=1, keepdims=True)
         if case % 5 == 0:
             features[0] = 0  # an embedding without any active unit
-        wanted = int(chance.integers(1, 25))
+        wanted = int(rng.integers(1, 25))
         assert herd(torch.from_numpy(features), wanted).tolist() == greedy(features, wanted)
 
 

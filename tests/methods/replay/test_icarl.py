@@ -59,10 +59,10 @@ def learning_task(number, network="mlp", memory=20, memory_batch=24, **values):
 
 
 def moved(net, by=0.05):
-    chance = torch.Generator().manual_seed(5)
+    rng = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for p in net.parameters():
-            p.add_(by * torch.randn(p.shape, generator=chance, dtype=p.dtype))
+            p.add_(by * torch.randn(p.shape, generator=rng, dtype=p.dtype))
 
 
 def seen(stream, task, images):
@@ -157,10 +157,10 @@ def test_draws_are_of_few_tasks_and_expect_the_mean_over_all_exemplars():
     method = ICaRL(memory_batch=2 * PER_TASK)
     sizes = [3, 9, 30, 6]
     values = [torch.arange(n, dtype=torch.float64) + 10 * k for k, n in enumerate(sizes)]
-    method._exemplar_answers = [v[:, None] for v in values]
-    chance, found = torch.Generator().manual_seed(0), []
+    method._exemplar_recorded = [v[:, None] for v in values]
+    rng, found = torch.Generator().manual_seed(0), []
     for _ in range(4000):
-        drawn = list(method.draw(chance))
+        drawn = list(method.draw(rng))
         assert len({task for task, _, _ in drawn}) == 2
         assert all(len(rows) == PER_TASK for _, rows, _ in drawn)
         found.append(sum(float(w * values[k][rows].mean()) for k, rows, w in drawn) / 2)

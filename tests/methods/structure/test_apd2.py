@@ -21,7 +21,7 @@ STREAM = blobs(tasks=4, classes=2, shape=(1, 4, 4), per_class=8)
 QUICK = {"epochs": 6, "batch_size": 8, "learning_rate": 0.03, "momentum": 0.8, "warmup": 0}
 
 
-def chance(seed=0):
+def rng(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
@@ -83,25 +83,25 @@ def good_start(parts):
     """A generator with which k-means ends in the groups above."""
     gram = products([Sparse.of(part) for part in parts], parts[0])
     for seed in range(50):
-        groups = k_means(gram, 3, chance(seed))
+        groups = k_means(gram, 3, rng(seed))
         if groups[0] == groups[2] != groups[1] == groups[3] and groups[4] not in groups[:4]:
-            return chance(seed)
+            return rng(seed)
     raise AssertionError("no start finds the groups")
 
 
 def test_a_task_that_ends_up_alone_gets_back_what_it_shared():
     layer = layer_with([row(1.0, 2.0), row(1.0, 3.0)])
-    consolidate(layer, 0.5, 0.01, chance())
+    consolidate(layer, 0.5, 0.01, rng())
     assert [part.value.tolist() for part in layer.own] == [[2.0], [3.0]]
-    consolidate(layer, 1.0, 0.01, chance())
+    consolidate(layer, 1.0, 0.01, rng())
     assert layer.common == [None, None]
     assert [part.value.tolist() for part in layer.own] == [[1.0, 2.0], [1.0, 3.0]]
 
 
 def test_a_group_without_points_gets_none():
     x = torch.tensor([[1.0], [1.0], [-1.0]], dtype=torch.float64)
-    seed = next(s for s in range(99) if torch.randperm(3, generator=chance(s))[2] == 2)
-    assert k_means(x @ x.T, 2, chance(seed)) == [0, 0, 0]
+    seed = next(s for s in range(99) if torch.randperm(3, generator=rng(s))[2] == 2)
+    assert k_means(x @ x.T, 2, rng(seed)) == [0, 0, 0]
 
 
 def test_groups_equal_those_of_plain_lloyd():
@@ -111,7 +111,7 @@ def test_groups_equal_those_of_plain_lloyd():
         points, count = int(rng.integers(2, 12)), int(rng.integers(1, 5))
         count = min(count, points)
         x = rng.standard_normal((points, 3)) + 3 * rng.integers(0, 3, (points, 1))
-        first = torch.randperm(points, generator=chance(seed))[:count].tolist()
+        first = torch.randperm(points, generator=rng(seed))[:count].tolist()
         centres, groups = [x[i] for i in first], None
         for _ in range(100):
             away = [[float(((p - c) ** 2).sum()) for c in centres] for p in x]
@@ -125,7 +125,7 @@ def test_groups_equal_those_of_plain_lloyd():
         parts = [Sparse.of(torch.from_numpy(p)[None]) for p in x]
         gram = products(parts, torch.zeros(1, 3, dtype=torch.float64))
         assert np.abs(gram.numpy() - x @ x.T).max() < 1e-12
-        assert k_means(gram, count, chance(seed)) == groups, seed
+        assert k_means(gram, count, rng(seed)) == groups, seed
         sizes.add(len(set(groups)))
     assert sizes >= {1, 2, 3, 4}
 
@@ -139,8 +139,8 @@ def test_weights_change_by_half_of_the_spread_at_most_and_less_is_stored():
     plain = copy.deepcopy((running.method, running.net))
     other = APD(**{n: getattr(running.method, n) for n in APD.model_fields})
     other.load_state_dict(plain[0].state_dict(), plain[1])
-    other.end_task(plain[1], STREAM[1], chance())
-    running.method.end_task(running.net, STREAM[1], chance())
+    other.end_task(plain[1], STREAM[1], rng())
+    running.method.end_task(running.net, STREAM[1], rng())
     for name, layer in running.method.layers.items():
         assert layer.common[0] is layer.common[1] is not None
         for task in range(2):
@@ -168,7 +168,7 @@ def test_every_few_tasks_and_as_many_groups_as_asked_for():
 def test_capacity_counts_a_common_part_once():
     near = row(1.0, 2.0, 0.0, 4.0)
     layer = layer_with([near, near + row(0.0, 0.0, 0.0, 1.0)])
-    consolidate(layer, 0.4, 0.01, chance())
+    consolidate(layer, 0.4, 0.01, rng())
     method = APD2()
     method.layers["0"] = layer
     with torch.no_grad():
@@ -197,7 +197,7 @@ def test_the_state_keeps_groups_and_old_weights_follow_with_their_common_part():
     net.add_task(2)
     again.begin_task(net, STREAM[2])
     fit(net, again, [STREAM[2]], running.plan.training, seed=1)
-    again.end_task(net, STREAM[2], chance())
+    again.end_task(net, STREAM[2], rng())
     bound = again.sparsity / again.retention + 1e-12
     for name, layer in again.layers.items():
         assert not torch.equal(layer.weight, sigmas[name])

@@ -14,8 +14,8 @@ from classgrad.methods.structure.den import (
     drop_zeros,
     loss_of,
     reached,
-    shrink_groups,
-    soft_threshold,
+    shrink_groups_,
+    soft_threshold_,
     split,
 )
 from classgrad.methods.structure.growing import grow, make_growing, resize, units, width, wires
@@ -53,7 +53,7 @@ def answers(net, stream, task):
         return net(stream.test(0).unit_images(slice(0, 10), next(net.parameters()).dtype), task)
 
 
-def chance(seed=0):
+def rng(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
@@ -62,7 +62,7 @@ def test_new_units_leave_the_answers_for_old_tasks_bit_for_bit(network, stream, 
     net = growing(network, stream, **options).float()
     before, now = answers(net, stream, 0), answers(net, stream, 1)
     old = width(net)
-    grow(net, dict.fromkeys(old, 3), chance())
+    grow(net, dict.fromkeys(old, 3), rng())
     assert width(net) == {target: number + 3 for target, number in old.items()}
     assert torch.equal(answers(net, stream, 0), before)
     if network == "mlp":  # local response normalisation sees new neighbours
@@ -83,7 +83,7 @@ def test_a_column_for_each_position_behind_a_flattened_convolution():
     conv, fc = net.trunk.conv2, net.trunk.fc1
     positions = fc.weight.shape[1] // 50
     old = fc.weight.detach().clone()
-    grow(net, {"relu1": 1, "relu2": 2, "relu3": 3, "relu4": 4}, chance())
+    grow(net, {"relu1": 1, "relu2": 2, "relu3": 3, "relu4": 4}, rng())
     assert tuple(conv.weight.shape) == (52, 21, 5, 5)
     assert tuple(fc.weight.shape) == (803, 52 * positions)
     assert torch.equal(fc.weight[:800, : 50 * positions], old)
@@ -97,11 +97,11 @@ def test_a_column_for_each_position_behind_a_flattened_convolution():
 
 def test_proximal_steps_by_hand():
     values = torch.tensor([0.5, -0.5, 0.2, -0.2, 0.0, 0.3])
-    soft_threshold(values, 0.25)
+    soft_threshold_(values, 0.25)
     assert values.tolist() == pytest.approx([0.25, -0.25, 0, 0, 0, 0.05])
     assert values[2:5].count_nonzero() == 0
     one, two = torch.tensor([[2.0], [0.1], [0.0]]), torch.tensor([[2.0, 1.0], [0.2, 0.2], [0, 0]])
-    shrink_groups([one, two], 1.5)  # norms 3, 0.3 and 0
+    shrink_groups_([one, two], 1.5)  # norms 3, 0.3 and 0
     assert one.flatten().tolist() == [1.0, 0.0, 0.0]
     assert two.tolist() == [[1.0, 0.5], [0.0, 0.0], [0.0, 0.0]]
 
@@ -139,7 +139,7 @@ def test_selection_equals_a_search_unit_by_unit(network, stream, share):
         net = growing(network, stream, **({"width": 9, "depth": 3} if network == "mlp" else {}))
         with torch.no_grad():
             for p in net.parameters():
-                p.mul_(torch.rand(p.shape, generator=chance(seed)) < share)
+                p.mul_(torch.rand(p.shape, generator=rng(seed)) < share)
         found = {t: set(m.nonzero().flatten().tolist()) for t, m in reached(net).items()}
         assert found == reached_slowly(net), seed
         partly += any(0 < len(found[t]) < n for t, n in width(net).items())
@@ -205,7 +205,7 @@ def test_parameters_counted_by_hand():
             p.fill_(1.0)
     method = DEN()
     assert method.stored_parameters(net) == 16 * 2 + 2 * 2 + 2 * (2 * 2)
-    grow(net, {"relu1": 1, "relu2": 2}, chance())
+    grow(net, {"relu1": 1, "relu2": 2}, rng())
     # Rows of new units, 16 and 2 x 3; old units and the head see them by zeros.
     assert method.stored_parameters(net) == 44 - 4 + 4 + 16 + 6
     with torch.no_grad():
@@ -374,7 +374,7 @@ def test_proximal_steps_are_as_long_as_the_rate():
     method.begin_task(net, FLAT[1])
     method._next_round(net, FLAT[1])
     before = width(net)
-    grow(net, dict.fromkeys(before, 1), chance())
+    grow(net, dict.fromkeys(before, 1), rng())
     method._round = "expanded"
     method.set_free(net, {"trunk.fc2.weight": torch.ones_like(net.trunk.fc2.weight) > 0})
     was = net.trunk.fc2.weight.detach().clone()
@@ -457,7 +457,7 @@ def test_a_run_continues_from_the_middle_of_a_task(rounds):
     for run in (one, two):
         run.method.begin_task(run.net, FLAT[1])
         run.method.fit_task(run.net, FLAT[1], run.fits(4))
-        run.method.end_task(run.net, FLAT[1], chance())
+        run.method.end_task(run.net, FLAT[1], rng())
     assert units(one.net) == units(two.net)
     assert units(one.net)["relu1"][1] > 8
     for name, value in one.net.state_dict().items():
@@ -469,7 +469,7 @@ def test_sizes_are_cut_and_filled_up_again():
     net = growing("alexnet5", IMAGES, norm="stored", affine="task")
     first = copy.deepcopy(net.state_dict())
     sizes = units(net)
-    grow(net, dict.fromkeys(sizes, 2), chance())
+    grow(net, dict.fromkeys(sizes, 2), rng())
     grown = units(net)
     resize(net, sizes)
     net.load_state_dict(first)

@@ -60,9 +60,9 @@ def gated(network="mlp", stream=FLAT, *, method=None, tasks=2, **options):
 
 def use(method, seed=0, *, soft=True):
     """Let the gates hold random masks of earlier tasks."""
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     for gate in method._gates.values():
-        drawn = torch.rand(gate.units, generator=chance, dtype=torch.float64)
+        drawn = torch.rand(gate.units, generator=rng, dtype=torch.float64)
         gate.used.copy_(drawn if soft else drawn.round())
         gate.used[0], gate.used[-1] = 0.0, 1.0
     return {name: gate.used.numpy().copy() for name, gate in method._gates.items()}
@@ -167,7 +167,7 @@ class Biased(Trunk):
 
 
 def built(kind, shape=(1, 4, 4)):
-    with networks.network.global_chance_kept():
+    with networks.network.preserved_rng():
         torch.manual_seed(0)
         trunk = kind(shape, NetworkSettings())
     net = Network(trunk, trunk.embedding)
@@ -278,7 +278,7 @@ def test_old_answers_keep_their_bits_through_two_more_tasks(network, stream, opt
     assert torch.equal(answers(1), second)
     assert not torch.equal(answers(2), first)
     assert all(not torch.equal(trunk[name], value) for name, value in before.items())
-    assert all(room.rank > 0 for room in running.method.room())
+    assert all(layer.rank > 0 for layer in running.method.layer_ranks())
 
 
 def test_masks_that_are_not_rounded_protect_in_part_only():
@@ -384,8 +384,8 @@ def test_used_is_the_largest_finished_mask_of_each_unit(binary):
             a = float(a > 0.5) if binary else a
             expected[unit] = max(expected[unit], a)
         assert gate.used.tolist() == pytest.approx(expected, rel=1e-7)
-    room = method.room()[0]
-    assert (room.name, room.dimension, room.rank) == ("relu1", 4, 3)
+    layer = method.layer_ranks()[0]
+    assert (layer.name, layer.dimension, layer.rank) == ("relu1", 4, 3)
     assert method.memory_bytes() == 8 * 2 * 4 * (3 + 1)  # two gates, three tasks and a_pre
 
 
@@ -512,7 +512,7 @@ def test_a_stack_that_masks_cannot_protect_is_refused_by_layer(layers, named):
 
 
 def test_a_trunk_without_wiring_is_refused_by_name():
-    with networks.network.global_chance_kept():
+    with networks.network.preserved_rng():
         trunk = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU())
     net = Network(trunk, 4)
     net.add_task(2)

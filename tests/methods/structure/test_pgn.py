@@ -12,7 +12,7 @@ from classgrad.errors import UserError
 from classgrad.methods import PGN
 from classgrad.methods.structure.columns import ColumnNetwork, Joined, Progressive
 from classgrad.methods.structure.pgn import width_for
-from classgrad.networks.network import Network, global_chance_kept
+from classgrad.networks.network import Network, preserved_rng
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
 from streams import blobs
@@ -258,7 +258,7 @@ def test_a_bad_width_is_refused_in_one_line(width):
 
 
 def test_what_cannot_be_a_column_is_refused_in_one_line():
-    with global_chance_kept():
+    with preserved_rng():
         net = Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 5)), 5)
     with pytest.raises(UserError, match="pgn cannot tell how the layers of a Sequential"):
         PGN().wrap(net, FLAT, 1)

@@ -22,7 +22,7 @@ QUICK = {"epochs": 2, "batch_size": 4, "learning_rate": 0.05, "warmup": 0}
 FEW = {"trials": 3, "child_epochs": 2, "largest": 4, "hidden": 10}
 
 
-def chance(seed=0):
+def rng(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
@@ -34,7 +34,7 @@ def start(network="mlp", stream=FLAT, **values):
 
 def test_the_policy_gradient_is_that_of_the_expected_reward():
     """Two choices of two: the mean of the estimate over all four against finite differences."""
-    controller = Controller(2, chance(), hidden=3).double()
+    controller = Controller(2, rng(), hidden=3).double()
     rewards = {(0, 0): 0.3, (0, 1): 0.9, (1, 0): -0.4, (1, 1): 0.1}
 
     def expected():
@@ -66,7 +66,7 @@ def test_the_policy_gradient_is_that_of_the_expected_reward():
 
 
 def test_the_critic_learns_the_mean_reward_and_does_not_move_the_controller():
-    controller = Controller(2, chance(), hidden=4, critic_rate=0.05)
+    controller = Controller(2, rng(), hidden=4, critic_rate=0.05)
     loss = controller.loss([0], 1.0)
     values = controller.critic(controller.states([0]).detach())
     (critic,) = torch.autograd.grad(loss, [controller.critic.bias])
@@ -77,8 +77,8 @@ def test_the_critic_learns_the_mean_reward_and_does_not_move_the_controller():
 
 
 def test_the_controller_finds_the_best_widths():
-    controller = Controller(4, chance(), hidden=20, rate=0.003, critic_rate=0.05)
-    draws = chance(10)
+    controller = Controller(4, rng(), hidden=20, rate=0.003, critic_rate=0.05)
+    draws = rng(10)
     for _ in range(400):
         actions = controller.sample(2, draws)
         controller.learn(actions, 1 - 0.3 * abs(actions[0] - 2) - 0.3 * abs(actions[1] - 1))
@@ -128,9 +128,9 @@ def test_the_child_with_the_best_reward_is_kept(monkeypatch):
     running.net.add_task(2)
     running.method.begin_task(running.net, FLAT[1])
     running.method.fit_task(running.net, FLAT[1], running.fits(3))
-    assert [t["reward"] for t in running.method._tried] == pytest.approx([0.5, 0.9, 0.7])
+    assert [t["reward"] for t in running.method._children] == pytest.approx([0.5, 0.9, 0.7])
     more = [now - 6 for now in width(running.net).values()]
-    assert more == running.method._tried[1]["actions"]
+    assert more == running.method._children[1]["actions"]
     assert running.method.state_dict()["units"] == units(running.net)
     for name, value in running.net.state_dict().items():
         assert torch.equal(value, children[1][name]), name
@@ -143,7 +143,7 @@ def test_units_have_their_price(monkeypatch):
     running.net.add_task(2)
     running.method.begin_task(running.net, FLAT[1])
     running.method.fit_task(running.net, FLAT[1], running.fits(6))
-    tried = running.method._tried
+    tried = running.method._children
     for one in tried:
         assert one["reward"] == pytest.approx(1 - 0.01 * sum(one["actions"]))
     kept = sum(width(running.net).values()) - 12
@@ -156,7 +156,7 @@ def test_choices_go_from_none_to_the_largest():
     running.net.add_task(2)
     running.method.begin_task(running.net, FLAT[1])
     running.method.fit_task(running.net, FLAT[1], running.fits(12))
-    assert {a for tried in running.method._tried for a in tried["actions"]} == {0, 1}
+    assert {a for tried in running.method._children for a in tried["actions"]} == {0, 1}
 
 
 def test_what_a_child_trains_is_pulled_to_zero():

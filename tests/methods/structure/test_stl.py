@@ -9,7 +9,7 @@ from torch import nn
 from classgrad import networks
 from classgrad.errors import UserError
 from classgrad.methods import STL, Finetune
-from classgrad.networks.network import Network, global_chance_kept, initialise
+from classgrad.networks.network import Network, initialise, preserved_rng
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
 from classgrad.seeds import generator
@@ -86,7 +86,7 @@ def test_zeros_do_not_count():
 
 
 def test_layers_of_other_kinds_start_anew_too():
-    with global_chance_kept():
+    with preserved_rng():
         torch.manual_seed(1)
         trunk = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.LayerNorm(5), nn.PReLU())
         start = copy.deepcopy(trunk)
@@ -109,7 +109,7 @@ def test_a_layer_that_cannot_start_anew_is_refused():
             super().__init__()
             self.shift = nn.Parameter(torch.zeros(5))
 
-    with global_chance_kept():
+    with preserved_rng():
         net = Network(nn.Sequential(nn.Flatten(), nn.Linear(16, 5), Own()), 5)
         net.add_task(2)
     stacked = STL().wrap(net, FLAT, 1)

@@ -1,1 +1,1 @@
-"""Methods that pull weights to where earlier tasks left them."""
+"""Methods with a penalty that pulls weights towards those of earlier tasks."""

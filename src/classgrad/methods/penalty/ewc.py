@@ -34,7 +34,7 @@ from classgrad.tasks import Task
 
 
 class EWC(Anchored):
-    """Pull each weight back by its Fisher information."""
+    """Pull each weight to its anchor by its Fisher information."""
 
     name: ClassVar[str] = "ewc"
     summary: ClassVar[str] = "Elastic Weight Consolidation: Fisher penalty (PNAS 2017)"
@@ -42,7 +42,7 @@ class EWC(Anchored):
     parallel: ClassVar[bool] = True
 
     strength: Strength = Field(default=250.0, description="weight of the penalty (λ)")
-    samples: int = Field(default=2000, ge=2, description="training samples behind F, at most")
+    samples: int = Field(default=2000, ge=2, description="training samples to estimate F, at most")
     fisher: Literal["labels", "sampled"] = Field(
         default="labels",
         description="labels of the data, or drawn from the prediction (true Fisher)",
@@ -55,7 +55,7 @@ class EWC(Anchored):
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
         """Merge this task's F and weights with those of the tasks before."""
         sampled = self.fisher == "sampled"
-        # Labels are drawn one after another: each process then takes all batches.
+        # Sampled labels come from one generator in order, so each process goes over all batches.
         turns = None if sampled else self.processes
         new = fisher(net, task, self.samples, generator, sampled=sampled, processes=turns)
         weights = weights_of(net)
@@ -67,7 +67,7 @@ class EWC(Anchored):
             self.keep(weights, f)
         else:
             f = {name: self._importance[name] + new[name] for name in new}
-            # Where F is 0 no anchor matters: a share of 0 is as good as any.
+            # Where F is 0 the anchor has no effect, so any share will do.
             anchor = {
                 name: self._anchor[name].lerp(weights[name], (new[name] / f[name]).nan_to_num(0))
                 for name in new
@@ -89,8 +89,9 @@ def fisher(
 
     def log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
         if sampled:
-            chances = logits.detach().softmax(1).cpu()  # where the generator is
-            labels = torch.multinomial(chances, 1, generator=generator).flatten().to(labels.device)
+            probabilities = logits.detach().softmax(1).cpu()  # where the generator is
+            drawn = torch.multinomial(probabilities, 1, generator=generator)
+            labels = drawn.flatten().to(labels.device)
         return -functional.cross_entropy(logits, labels, reduction="none")
 
     parameters = net.shared_parameters()

@@ -1,7 +1,7 @@
 """Incremental Moment Matching (Lee, Kim, Jun, Ha, Zhang; NIPS 2017).
 
-Each task is learnt from the weights the task before ended with, held near them by weight transfer,
-the loss L_ce + λ ||θ - θ_{t-1}||². For prediction the weights of all tasks are merged into one:
+Each task starts from the weights the task before ended with and is held near them by weight
+transfer, the loss L_ce + λ ||θ - θ_{t-1}||². For prediction the weights of all tasks are merged:
 
 - `merge="mean"`: θ = (1/T) Σ_t θ_t
 - `merge="mode"`: θ = Σ_t F_t θ_t / Σ_t F_t, weight by weight, with F_t the Fisher information of
@@ -9,13 +9,13 @@ the loss L_ce + λ ||θ - θ_{t-1}||². For prediction the weights of all tasks 
 
 Both are kept as a running average: task t moves the merged weights towards θ_t by a share of 1/t or
 of F_t / Σ F. After a task the network has the merged weights; `begin_task` gives it those of the
-last task back. What a task has for itself (its head, a scale and shift per task) is not merged.
+last task back. Parameters of single tasks (heads, a scale and shift per task) are not merged.
 
 Stored statistics of BatchNorm (norm=stored) stay those of a task's own weights: they cannot be
-estimated anew with merged weights for earlier tasks, whose data are gone, and so are not for the
-task at hand. With norm=batch nothing is stored.
+measured again with merged weights for earlier tasks, whose data are gone, and therefore are not for
+the current task either. With norm=batch nothing is stored.
 
-Differences from HAT's code (Serrà et al.; ICML 2018): its mean variant goes on learning from the
+Differences from HAT's code (Serrà et al.; ICML 2018): its mean variant continues learning from the
 merged weights; its mode variant never writes the merged weights back to the network, so it is
 finetuning with weight transfer; its penalty is (λ/2) ||.||². All tasks have equal shares there too,
 whereas the paper tunes them.
@@ -34,7 +34,7 @@ from classgrad.tasks import Task
 
 
 class IMM(Anchored):
-    """Learn tasks from one another's weights; predict with their average."""
+    """Learn each task from the weights of the last; predict with their average."""
 
     name: ClassVar[str] = "imm"
     summary: ClassVar[str] = "Incremental Moment Matching: merged weights (NIPS 2017)"
@@ -43,13 +43,13 @@ class IMM(Anchored):
     merge: Literal["mean", "mode"] = Field(
         default="mode", description="merge with equal shares, or by Fisher information"
     )
-    samples: int = Field(default=2000, ge=2, description="mode: training samples behind F, at most")
+    samples: int = Field(default=2000, ge=2, description="mode: training samples to estimate F")
 
     _merged: dict[str, Tensor] = PrivateAttr(default_factory=dict)
     _precision: dict[str, Tensor] = PrivateAttr(default_factory=dict)  # Σ F, for the mode
 
     def begin_task(self, net: Network, task: Task) -> None:
-        """Go on from the weights the last task ended with."""
+        """Continue from the weights the last task ended with."""
         write(net, self._anchor)
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
@@ -61,7 +61,7 @@ class IMM(Anchored):
             new = fisher(net, task, self.samples, generator)
             before = self._precision
             self._precision = {n: before[n] + new[n] if before else new[n] for n in new}
-            # The first F above 0 has a share of 1: the mean until then is forgotten.
+            # The first F above 0 has a share of 1 and replaces the mean until then.
             shares = {
                 n: torch.where(total > 0, new[n] / total, equal)
                 for n, total in self._precision.items()
@@ -77,7 +77,7 @@ class IMM(Anchored):
         return {**super().state_dict(), "merged": merged, "precision": precision}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state."""
+        """Load a state."""
         super().load_state_dict(state, net)
         self._merged, self._precision = dict(state["merged"]), dict(state["precision"])
 

@@ -1,7 +1,7 @@
 """Memory Aware Synapses (Aljundi, Babiloni, Elhoseiny, Rohrbach, Tuytelaars; ECCV 2018).
 
 After a task, Ω grows for each weight by the mean over samples of |∂ ||f(x)||² / ∂θ|: how much the
-squared length of the output, the logits of the task's own head, hangs on the weight. No label is
+squared length of the output, the logits of the task's own head, depends on the weight. No label is
 used. The loss of the next task is
 
     L_ce + λ Σ_k Ω_k (θ_k - θ*_k)²,
@@ -26,16 +26,16 @@ from classgrad.tasks import Task
 
 
 class MAS(Anchored):
-    """Pull each weight back by how much the outputs depend on it."""
+    """Pull each weight to its anchor by how much the outputs depend on it."""
 
     name: ClassVar[str] = "mas"
     summary: ClassVar[str] = "Memory Aware Synapses: output sensitivity (ECCV 2018)"
 
     strength: Strength = Field(default=1.0, description="weight of the penalty (λ)")
-    samples: int = Field(default=2000, ge=2, description="training samples behind Ω, at most")
+    samples: int = Field(default=2000, ge=2, description="training samples to estimate Ω, at most")
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
-        """Add this task's sensitivities, and anchor the weights where they are."""
+        """Add this task's sensitivities, and make the current weights the anchor."""
         parameters = net.shared_parameters()
         new = sensitivity(net, task, parameters, squared_length, torch.abs, self.samples, generator)
         old = self._importance
@@ -43,5 +43,5 @@ class MAS(Anchored):
 
 
 def squared_length(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return ||f(x)||² of each sample; the labels have no part in it."""
+    """Return ||f(x)||² of each sample; labels are not used."""
     return logits.square().sum(1)

@@ -1,11 +1,11 @@
-"""How much each weight matters to a task: gradients per sample, summed without keeping them.
+"""How much each weight matters to a task: per-sample gradients, summed without storing them.
 
 For one number l_i per sample, every parameter θ gets Σ_i m(∂l_i/∂θ), with the measure m either the
 square (Fisher information) or the absolute value (MAS). The gradient of a weight matrix for sample
-i is g_iᵀ x_i: x_i holds the rows the matrix multiplies and g_i the gradients of what comes out, one
-row per position. With one position both measures pass through the product, and the sum over all
-samples is one matrix product, m(g)ᵀ m(x); with several, as in a convolution, the products of some
-samples at a time are formed, measured and added up.
+i is g_iᵀ x_i: x_i holds the rows the matrix multiplies and g_i the gradients of the outputs, one
+row per position. With one position m(g_iᵀ x_i) = m(g_i)ᵀ m(x_i), so the sum over all samples is one
+matrix product, m(g)ᵀ m(x); with several, as in a convolution, the products of some samples at a
+time are formed, measured and summed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +29,7 @@ Measure = Callable[[Tensor], Tensor]  # torch.square or torch.abs: m(ab) = m(a) 
 Scalar = Callable[[Tensor, Tensor], Tensor]  # logits (n x c), labels (n) -> l (n)
 Calls = list[tuple[Tensor, Tensor]]  # input and gradient of the output, once per use of a layer
 
-# Numbers held at a time for the products of convolutions: 16 MB in single precision.
+# Numbers in memory at a time for the products of convolutions: 16 MB in single precision.
 CHUNK = 2**22
 
 
@@ -46,16 +46,16 @@ def sensitivity(
 ) -> dict[str, Tensor]:
     """Return the mean of m(∂l_i/∂θ) over up to `samples` random training samples of a task.
 
-    Of these `parameters` of `net.protected()`, by name. Dropout is off, and the statistics of
-    BatchNorm count as constants, so that every sample has a gradient of its own. These
-    `processes` take turns at batches.
+    `parameters` of `net.protected()` are given by name, and so is the result. Dropout is off, and
+    batch statistics are constants, so that every sample has its own gradient. The `processes`, if
+    given, take turns at batches.
     """
     model, dtype = net.protected(), next(net.parameters()).dtype
     chosen = torch.randperm(len(task.train), generator=generator)[:samples]
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
-    with net.evaluating(), net.samples_apart():
-        found = batches(len(chosen), BATCH)
-        for part in processes.take_turns(found) if processes else found:
+    with net.evaluating(), net.detached_batch_stats():
+        parts = batches(len(chosen), BATCH)
+        for part in processes.take_turns(parts) if processes else parts:
             index = chosen[part]
             x = task.transform(task.train.unit_images(index, dtype))
             y = task.train.labels[index]
@@ -77,7 +77,7 @@ def per_sample_sums(
 ) -> dict[str, Tensor]:
     """Return Σ_i m(∂l_i/∂θ) for the l (n) that `run` computes, by name of the parameters it used.
 
-    Nothing in the model may pass from one sample to another. A layer may be used several times.
+    In the model, no sample may affect the output of another. A layer may be called several times.
     """
     matrices: dict[nn.Module, list[Site]] = {}
     for site in sites(model).values():
@@ -100,38 +100,38 @@ def per_sample_sums(
     sums: dict[str, Tensor] = {}
     for layer, calls in used.items():
         if isinstance(layer, TaskBatchNorm):
-            found = _of_norm(layer, calls, measure)
+            layer_sums = _norm_sums(layer, calls, measure)
         else:
-            found = _of_weights(matrices[layer], calls, measure)
+            layer_sums = _weight_sums(matrices[layer], calls, measure)
         prefix = f"{names[layer]}." if names[layer] else ""
-        sums.update({prefix + name: value for name, value in found.items()})
+        sums.update({prefix + name: value for name, value in layer_sums.items()})
     return sums
 
 
 def _names(model: nn.Module, known: Iterable[nn.Module]) -> dict[nn.Module, str]:
-    """Return the layers with trainable parameters by name, and refuse other kinds than ours."""
-    found = {}
+    """Return the names of layers with trainable parameters; refuse unsupported types of layers."""
+    names = {}
     for name, layer in model.named_modules():
         if not any(p.requires_grad for p in layer.parameters(recurse=False)):
             continue
         if layer not in known and not isinstance(layer, TaskBatchNorm):
             raise UserError(
                 f"layer '{name}' ({type(layer).__name__}) has parameters whose gradients per "
-                "sample are not known here: use Linear, Conv and TaskBatchNorm with trainable "
+                "sample cannot be computed: use Linear, Conv and TaskBatchNorm with trainable "
                 "weights, or freeze it with requires_grad_(False)"
             )
-        found[layer] = name
-    return found
+        names[layer] = name
+    return names
 
 
 @contextmanager
 def _watched(
     layers: Iterable[nn.Module],
 ) -> Iterator[list[tuple[nn.Module, Tensor, GradientEdge]]]:
-    """Record every use of these layers in the block: input, and where its output is in the graph.
+    """Record every call of these layers in the block: its input, and its output's gradient edge.
 
     Inputs are copied, and the edge is taken right away, so that later in-place operations cannot
-    change them. The hooks are gone when the block ends, however it ends.
+    change them. The hooks are removed when the block ends, also by an exception.
     """
     seen: list[tuple[nn.Module, Tensor, GradientEdge]] = []
 
@@ -149,18 +149,18 @@ def _watched(
             handle.remove()
 
 
-def _of_weights(matrices: list[Site], calls: Calls, measure: Measure) -> dict[str, Tensor]:
+def _weight_sums(matrices: list[Site], calls: Calls, measure: Measure) -> dict[str, Tensor]:
     """Return the sums for the weight of a Linear layer or a convolution, and for its bias."""
     layer = matrices[0].layer
-    weight = torch.cat([_of_matrix(site, calls, measure) for site in matrices])
-    found = {"weight": weight.view(matrices[0].weight.shape)}
+    weight = torch.cat([_matrix_sum(site, calls, measure) for site in matrices])
+    sums = {"weight": weight.view(matrices[0].weight.shape)}
     if layer.bias is not None:
-        shifts = [_positions(layer, g).sum(1) for _, g in calls]
-        found["bias"] = measure(_added(shifts)).sum(0)
-    return found
+        biases = [_positions(layer, g).sum(1) for _, g in calls]
+        sums["bias"] = measure(_added(biases)).sum(0)
+    return sums
 
 
-def _of_matrix(site: Site, calls: Calls, measure: Measure) -> Tensor:
+def _matrix_sum(site: Site, calls: Calls, measure: Measure) -> Tensor:
     """Return Σ_i m(g_iᵀ x_i) (o x d)."""
     gradients = [_positions(site.layer, g)[..., site.start : site.stop] for _, g in calls]
     g = torch.cat(gradients, dim=1)  # n x positions x o
@@ -176,22 +176,22 @@ def _of_matrix(site: Site, calls: Calls, measure: Measure) -> Tensor:
     return total
 
 
-def _of_norm(layer: TaskBatchNorm, calls: Calls, measure: Measure) -> dict[str, Tensor]:
-    """Return the sums for scale and shift: l depends on them by g x̂ and g, over all positions.
+def _norm_sums(layer: TaskBatchNorm, calls: Calls, measure: Measure) -> dict[str, Tensor]:
+    """Return the sums for scale and shift; their gradients are g x̂ and g, summed over positions.
 
-    x̂ is what the layer makes of x with scale 1 and shift 0.
+    x̂ is the output of the layer for x with scale 1 and shift 0.
     """
-    own = layer.task if layer.affine == "task" else 0
-    one = torch.ones_like(layer.get_parameter(f"scale_{own}").detach())
-    unit = {f"scale_{own}": one, f"shift_{own}": torch.zeros_like(one)}
+    owner = layer.task if layer.affine == "task" else 0
+    ones = torch.ones_like(layer.get_parameter(f"scale_{owner}").detach())
+    unit = {f"scale_{owner}": ones, f"shift_{owner}": torch.zeros_like(ones)}
     scales, shifts = [], []
     for x, g in calls:
-        normal = functional_call(layer, unit, (x,))
-        scales.append((g * normal).reshape(*g.shape[:2], -1).sum(2))
+        normalised = functional_call(layer, unit, (x,))
+        scales.append((g * normalised).reshape(*g.shape[:2], -1).sum(2))
         shifts.append(g.reshape(*g.shape[:2], -1).sum(2))
     return {
-        f"scale_{own}": measure(_added(scales)).sum(0),
-        f"shift_{own}": measure(_added(shifts)).sum(0),
+        f"scale_{owner}": measure(_added(scales)).sum(0),
+        f"shift_{owner}": measure(_added(shifts)).sum(0),
     }
 
 

@@ -1,24 +1,24 @@
 """Synaptic Intelligence (Zenke, Poole, Ganguli; ICML 2017).
 
-While a task is learnt, each weight gathers its part in the fall of the loss, ω <- ω - g Δθ at every
-step, with g the gradient of the cross-entropy alone: over small steps Σ_k ω_k is what the loss fell
-by. At the task's end
+While a task is learnt, each weight accumulates its contribution to the decrease of the loss,
+ω <- ω - g Δθ at every step, with g the gradient of the cross-entropy alone: over small steps
+Σ_k ω_k is the decrease of the loss. At the task's end
 
     Ω <- max(0, Ω + ω / ((θ - θ_start)² + ξ)),
 
 and the loss of the next task is L_ce + c Σ_k Ω_k (θ_k - θ*_k)², with θ* the weights after the
 latest task.
 
-Δθ is the whole movement of a step, with the pull to θ*, as in the paper and its code: only so does
-ω follow the path of the weights. Counting the optimiser's part alone, a weight that stands still
-because gradient and pull are in balance would gather importance in every step.
+Δθ is the whole movement of a step, including the pull to θ*, as in the paper and its code: only
+then does ω follow the path of the weights. With the optimiser's part alone, a weight that does not
+move because gradient and pull are in balance would gain importance in every step.
 
-As in the released code, it is the sum that is cut at 0: where a task's own ω is negative, which
-noise in the gradients and the pull can bring about, it takes from earlier importance.
+As in the released code, it is the sum that is clamped at 0: a negative ω of a task, which noise in
+the gradients and the pull can cause, reduces earlier importance.
 
 Differences from the released code: the penalty acts by an implicit step
-(`penalty.base`). Where the schedule goes back to the best weights at the task's end
-(plateau), θ is those while ω has followed the path to its end. Weight decay moves weights without
+(`classgrad.methods.penalty.base`). Where the schedule restores the best weights at the task's end
+(plateau), θ is those, while ω has followed the path to its end. Weight decay moves weights without
 being part of g.
 """
 
@@ -36,7 +36,7 @@ from classgrad.tasks import Task
 
 
 class SI(Anchored):
-    """Pull each weight back by what it did for the loss on the way."""
+    """Pull each weight to its anchor by its contribution to the decrease of the loss."""
 
     name: ClassVar[str] = "si"
     summary: ClassVar[str] = "Synaptic Intelligence: importance along the path (ICML 2017)"
@@ -44,7 +44,7 @@ class SI(Anchored):
 
     strength: Strength = Field(default=0.1, description="weight of the penalty (c)")
     damping: float = Field(
-        default=0.1, ge=1e-12, description="what keeps Ω finite for small moves (ξ)"
+        default=0.1, ge=1e-12, description="added to squared distances, keeps Ω finite (ξ)"
     )
 
     if TYPE_CHECKING:  # aliases, see Settings
@@ -60,7 +60,7 @@ class SI(Anchored):
         self._path = {name: torch.zeros_like(p) for name, p in self._anchor.items()}
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
-        """Note where the step starts."""
+        """Keep the weights before the step."""
         self._before = weights_of(net)
 
     @torch.no_grad()
@@ -87,7 +87,7 @@ class SI(Anchored):
         return {**super().state_dict(), "path": copied(self._path)}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state."""
+        """Load a state."""
         super().load_state_dict(state, net)
         self._path = copied(state["path"])
 

@@ -1,4 +1,4 @@
-"""What the projection methods share: a basis per layer, and steps that stay out of it."""
+"""The base of the projection methods: a basis per layer, and projected steps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -15,23 +15,23 @@ from classgrad.core.layers import by_layer
 from classgrad.core.projector import Projector
 from classgrad.core.subspace import Subspace
 from classgrad.distributed.collecting import processes
-from classgrad.methods.base import LayerRoom, Method, Step
+from classgrad.methods.base import LayerRank, Method, Step
 from classgrad.networks.network import Network
 from classgrad.tasks import Task, batches
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 
-# Batches for collecting are of 64, as in the released code of GPM and CGP: with BatchNorm on batch
-# statistics the size of a batch is part of the result.
+# As in the released code of GPM and CGP: with BatchNorm on batch statistics the inputs collected
+# depend on the batch size.
 COLLECT_BATCH = 64
 
 
 def layer_values(value: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Spread a setting over the sites of a network: one value, or one for each by name or pattern.
+    """Resolve a setting for each site of a network: one value for all, or by name or pattern.
 
-    Names can leave out `trunk.`, which a layer's has only where all tasks share a head; values for
-    `heads` wait for that too.
+    Names can leave out `trunk.`, which site names have only where all tasks share a head; values
+    for `heads` apply only then and may be given anyway.
 
     >>> layer_values({"conv*": 1, "fc1": 2, "heads*": 3}, ["trunk.conv1[0]", "trunk.fc1"])
     {'trunk.conv1[0]': 1, 'trunk.fc1': 2}
@@ -40,22 +40,22 @@ def layer_values(value: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 class Projected(Method, ABC):
-    """Keep updates out of one subspace per layer; what a task adds to it is up to the method."""
+    """Keep updates out of one subspace per layer; subclasses decide what a task adds to it."""
 
     aliases: ClassVar[dict[str, str]] = {"epsilon": "energy"}
-    on_cpu: ClassVar[bool] = True  # bases are of double precision, which not every device has
-    attachable: ClassVar[bool] = True  # works in a loop of one's own, without calls of a run
+    on_cpu: ClassVar[bool] = True  # bases are in double precision, which not every device has
+    attachable: ClassVar[bool] = True  # works in a user's own training loop
 
     energy: Share | dict[str, Share] = Field(
         default=0.97,
         description="share of the energy to protect (ε); or shares by layer name, '*' for all",
     )
     energy_step: float = Field(
-        default=0.003, ge=0, lt=1, description="what ε grows by with every task, up to energy_limit"
+        default=0.003, ge=0, lt=1, description="growth of ε with every task, up to energy_limit"
     )
     energy_limit: Share = Field(
         default=0.999,
-        description="largest ε that energy_step leads to: at 1 a layer closes for good",
+        description="largest ε that energy_step leads to: at 1 a layer could learn nothing more",
     )
     samples: Count | dict[str, Count] = Field(
         default=125,
@@ -81,12 +81,12 @@ class Projected(Method, ABC):
 
     @property
     def projector(self) -> Projector:
-        """The guard of the model this method was attached to."""
+        """The projector of the model this method was attached to."""
         assert self._projector is not None, "attach the method to a model first"
         return self._projector
 
     def attach(self, model: nn.Module) -> None:
-        """Guard this model from now on."""
+        """Protect this model from now on."""
         self._projector = Projector(model, self.processes.most_rows)
         self._subspaces = {
             name: Subspace.empty(site.dimension) for name, site in self._projector.sites.items()
@@ -95,7 +95,7 @@ class Projected(Method, ABC):
         self.by_layer(self.samples)
 
     def by_layer(self, value: Any) -> dict[str, Any]:
-        """Spread a setting over the sites."""
+        """Resolve a setting for each site."""
         return layer_values(value, self.projector.sites)
 
     def thresholds(self) -> dict[str, float]:
@@ -106,16 +106,16 @@ class Projected(Method, ABC):
         }
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
-        """Guard what the tasks share."""
+        """Protect the part of the network that tasks share."""
         self.attach(net.protected())
         return net
 
     def begin_task(self, net: Network, task: Task) -> None:
-        """Take gradients through projected rows where that is cheaper."""
+        """Form gradients from projected rows where that is cheaper."""
         self.projector.install()
 
     def continue_task(self, net: Network, task: Task) -> None:
-        """Take gradients through projected rows again."""
+        """Form gradients from projected rows again."""
         self.projector.install()
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
@@ -127,7 +127,7 @@ class Projected(Method, ABC):
         self.projector.after_step()
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
-        """Grow the subspaces by what this task's data need."""
+        """Extend the subspaces by directions of this task's data."""
         self.projector.remove()
         dtype = next(net.parameters()).dtype
         state = generator.get_state()
@@ -141,7 +141,7 @@ class Projected(Method, ABC):
                 yield task.transform(images), task.train.labels[index]
 
         self.learn(net, lambda x: net(x, task.id), shuffled, range(task.classes))
-        # Of several processes only the main one has seen what there is to add.
+        # Only the main process has the inputs that all processes have collected.
         self.broadcast_state(net)
 
     def learn(
@@ -151,7 +151,7 @@ class Projected(Method, ABC):
         data: Callable[[], Batches],
         classes: Iterable[int] | None,
     ) -> None:
-        """Add what the layers see of a finished task to the subspaces, and protect them."""
+        """Extend the subspaces by the layers' inputs of a finished task, and protect them."""
         sites, samples = self.projector.sites, self.by_layer(self.samples)
         gather = partial(
             collect,
@@ -166,20 +166,20 @@ class Projected(Method, ABC):
         collected = self.grow(gather)
         self.trim(collected)
         self._learnt += 1
-        whole = self.projector.non_matrix_parameters(collected.used)
-        self._frozen = list(dict.fromkeys([*self._frozen, *whole]))
+        frozen = self.projector.non_matrix_parameters(collected.used)
+        self._frozen = list(dict.fromkeys([*self._frozen, *frozen]))
         self.protect()
 
     def protect(self) -> None:
-        """Guard the subspaces as they are now."""
+        """Protect the current subspaces."""
         self.projector.protect(self._subspaces, self._frozen)
 
     @abstractmethod
     def grow(self, gather: Callable[..., Collected]) -> Collected:
-        """Gather what the method wants to see, and add it to the subspaces."""
+        """Collect inputs by `gather`, extend the subspaces, and return what was collected."""
 
     def trim(self, collected: Collected) -> None:
-        """Drop what is too much, while the inputs of the current task are there; here nothing."""
+        """Drop directions, while the inputs of the current task are known; by default none."""
 
     def add(self, site: str, new: Tensor) -> list[int]:
         """Protect new directions (d x n) at a site; return their column numbers in its basis."""
@@ -190,16 +190,16 @@ class Projected(Method, ABC):
         return list(range(before.rank, self._subspaces[site].rank))
 
     def close(self) -> None:
-        """Take back every hook."""
+        """Remove every hook."""
         if self._projector is not None:
             self._projector.remove()
 
-    def room(self) -> list[LayerRoom]:
+    def layer_ranks(self) -> list[LayerRank]:
         """Return how much of each layer is protected."""
-        return [LayerRoom(n, s.dimension, s.rank) for n, s in self._subspaces.items()]
+        return [LayerRank(n, s.dimension, s.rank) for n, s in self._subspaces.items()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the bases and the number of tasks behind them."""
+        """Return the bases and the number of tasks they protect."""
         return {
             "learnt": self._learnt,
             "bases": {name: s.basis for name, s in self._subspaces.items()},
@@ -207,7 +207,7 @@ class Projected(Method, ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state."""
+        """Load a state."""
         self.attach(net.protected())
         self._learnt = state["learnt"]
         self._subspaces = {name: Subspace(basis) for name, basis in state["bases"].items()}

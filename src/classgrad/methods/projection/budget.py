@@ -1,12 +1,12 @@
-"""A limit on the memory of bases: which directions stay, and what they hold of each class.
+"""A budget for the memory of bases: which directions stay, and the share of each class they hold.
 
-δ_j = ||s_jᵀ C||² is the energy of a class along column j of a basis, E = ||C||² all it has. δ_j / E
-has no unit, so classes and layers can be compared; its sum over the classes learnt is the strength
-of a direction, and the weakest directions are the first to go. Columns are orthonormal, so what a
-basis holds of a class is the sum of its δ_j / E.
+δ_j = ||s_jᵀ C||² is the energy of a class along column j of a basis, E = ||C||² its total energy.
+δ_j / E has no unit, so classes and layers can be compared; its sum over the classes learnt is the
+strength of a direction, and the weakest directions are dropped first. Columns are orthonormal, so
+the share of a class that a basis holds is the sum of its δ_j / E.
 
-The data of a class are gone when later columns are added. What those hold of it is not known and
-counts as nothing: shares are lower bounds.
+The data of a class are gone when later columns are added, so its energy along them is unknown and
+counts as 0: shares are lower bounds.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ MEGABYTE = 1e6
 
 
 class Shares:
-    """δ_j / E of the classes so far (lines of `table`) along the columns of one layer's basis."""
+    """δ_j / E of the classes so far (rows of `table`) along the columns of one layer's basis."""
 
     def __init__(self) -> None:
         self.table = torch.zeros(0, 0, dtype=torch.float64)
@@ -35,7 +35,7 @@ class Shares:
         self.promised: list[float] = []
 
     def enter(self, task: int, label: int | None, promised: float, shares: Tensor) -> None:
-        """Add a class with its shares along all columns, of which some may be new."""
+        """Add a class with its shares along all columns, some of which may be new."""
         count, known = self.table.shape
         unknown = self.table.new_zeros(count, len(shares) - known)
         self.table = torch.cat([torch.cat([self.table, unknown], dim=1), shares[None]])
@@ -48,14 +48,14 @@ class Shares:
         return self.table.sum(0)
 
     def keep(self, columns: list[int]) -> None:
-        """Forget all other columns."""
+        """Drop all other columns."""
         self.table = self.table[:, columns]
 
     def held(self, layer: str) -> list[Held]:
-        """Return what is held of each class, in the order they were learnt."""
+        """Return the share held of each class, in the order they were learnt."""
         shares = self.table.sum(1).clamp(max=1).tolist()
-        lines = zip(self.tasks, self.labels, self.promised, shares, strict=True)
-        return [Held(layer, *line) for line in lines]
+        rows = zip(self.tasks, self.labels, self.promised, shares, strict=True)
+        return [Held(layer, *row) for row in rows]
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything, as a tensor and lists."""
@@ -80,46 +80,46 @@ class Shares:
 def strongest(
     strengths: Mapping[str, Tensor], sizes: Mapping[str, int], megabytes: float
 ) -> dict[str, list[int]]:
-    """Return by layer the columns that stay: the weakest of all layers go until the rest fit.
+    """Return the columns to keep by layer: the weakest of all are dropped until the rest fit.
 
-    A direction of a layer takes `sizes[layer]` bytes. Each layer keeps its strongest one.
+    A direction of a layer takes `sizes[layer]` bytes. Each layer keeps its strongest direction.
 
     >>> strengths = {"a": torch.tensor([0.5, 0.3, 0.1]), "b": torch.tensor([0.2])}
     >>> strongest(strengths, {"a": 8, "b": 80}, 96e-6)
     {'a': [0, 1], 'b': [0]}
     """
-    stay = {name: set(range(len(values))) for name, values in strengths.items()}
-    taken = sum(sizes[name] * len(columns) for name, columns in stay.items())
+    kept = {name: set(range(len(values))) for name, values in strengths.items()}
+    used = sum(sizes[name] * len(columns) for name, columns in kept.items())
     order = sorted(
         (strength, name, column)
         for name, values in strengths.items()
         for column, strength in enumerate(values.tolist())
     )
     for _, name, column in order:
-        if taken / MEGABYTE <= megabytes:
+        if used / MEGABYTE <= megabytes:
             break
-        if len(stay[name]) > 1:
-            stay[name].remove(column)
-            taken -= sizes[name]
-    return {name: sorted(columns) for name, columns in stay.items()}
+        if len(kept[name]) > 1:
+            kept[name].remove(column)
+            used -= sizes[name]
+    return {name: sorted(columns) for name, columns in kept.items()}
 
 
 class Budgeted(Projected):
-    """Drop the weakest directions after a task until the bases of all layers fit.
+    """Drop the weakest directions after a task until the bases of all layers fit the budget.
 
-    A method that keeps something for each column of a basis overrides `keep`.
+    A method with values for each column of a basis overrides `keep`.
     """
 
     max_basis_mb: float | None = Field(
         default=None,
         gt=0,
-        description="MB (10^6 bytes) for all bases; beyond that the weakest directions go",
+        description="MB (10^6 bytes) for all bases; beyond that the weakest directions are dropped",
     )
 
     _shares: dict[str, Shares] = PrivateAttr(default_factory=dict)
 
     def attach(self, model: nn.Module) -> None:
-        """Guard this model from now on, if a direction of every layer fits."""
+        """Protect this model from now on; refuse a budget below one direction per layer."""
         super().attach(model)
         least = sum(self._direction_bytes().values()) / MEGABYTE
         if self.max_basis_mb is not None and self.max_basis_mb < least:
@@ -129,7 +129,7 @@ class Budgeted(Projected):
             )
 
     def trim(self, collected: Collected) -> None:
-        """Note what the bases hold of the new classes, then drop what does not fit."""
+        """Measure the shares of the new classes, then drop directions that do not fit."""
         if self.max_basis_mb is None:
             return
         self._enter(collected)
@@ -145,27 +145,27 @@ class Budgeted(Projected):
         self._shares[site].keep(columns)
 
     def held(self) -> list[Held]:
-        """Return, by layer and class, the share of its energy that is still protected, at least.
+        """Return, by layer and class, a lower bound of the share that is still protected.
 
-        Classes that had no energy at a layer are not named there.
+        Classes without energy at a layer are left out there.
         """
         return [held for name, shares in self._shares.items() for held in shares.held(name)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the bases and, if there is a limit, what they hold of each class."""
+        """Return the bases and, with a budget, the shares of each class along their columns."""
         if self.max_basis_mb is None:
             return super().state_dict()
         shares = {name: shares.state_dict() for name, shares in self._shares.items()}
         return {**super().state_dict(), "shares": shares}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state."""
+        """Load a state."""
         super().load_state_dict(state, net)
         if self.max_basis_mb is not None:
             self._shares = {name: Shares.from_state(part) for name, part in state["shares"].items()}
 
     def _enter(self, collected: Collected) -> None:
-        """Measure the classes of the current task, while their inputs are there."""
+        """Measure the shares of the current task's classes, while their inputs are known."""
         promised = self.thresholds()
         for label, inputs in collected.classes.items():
             for name, c in inputs.representations.items():

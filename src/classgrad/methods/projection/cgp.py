@@ -1,14 +1,15 @@
 """Class Gradient Projection (Chen, Zhang, Song, Gao; ACM MM 2022), with all its parts.
 
 Class bases.  After a task, for every layer and class, C holds the inputs of up to `samples`
-training samples, by default those classified right (BR-GTL; `correct_only=False` is BR-STD). The
-main directions of C outside the basis S join S until the share ε of ||C||² is held (Eq. k-rank2).
+training samples, by default of those classified correctly (BR-GTL; `correct_only=False` is BR-STD).
+The main directions of C outside the basis S join S until it holds the share ε of ||C||² (Eq.
+k-rank2).
 
 Base refining.  P is the unit mean of the raw layer inputs of a class (Eq. prototype). A class whose
 P has a cosine above η with that of an earlier class joins that class's group and adds fewer
-directions. Among the classes of the first task, whose data are all at hand, a group's matrices are
-concatenated and decomposed together; later, only S and prototypes of old classes are left, and
-`rule` says which directions count (`classgrad.core.selection`):
+directions. Among the classes of the first task, whose data are all available, a group's matrices
+are concatenated and decomposed together; later, only S and prototypes of old classes are left, and
+`rule` decides which directions count (`classgrad.core.selection`):
 
 - `alg1`: as many directions as the class needs alone, stored ones included (Algorithm 1)
 - `joint`: the strongest directions, stored or new, that hold ε (TRGP, which the paper cites)
@@ -17,8 +18,8 @@ concatenated and decomposed together; later, only S and prototypes of old classe
 
 η = 1 switches refining off: plain CGP, which keeps no prototypes.
 
-Contrast.  L = L_ce + λ L_con, where L_con pulls the embedding of an image to that of its AugMix
-copy and pushes it from all others in the batch, at temperature μ.
+Contrast.  L = L_ce + λ L_con, where L_con pulls the embedding of an image towards that of its
+AugMix copy and pushes it away from all others in the batch, at temperature μ.
 
 Differences from the paper: Eq. k-rank2 compares with ||C||² (it prints ||Ĉ||²) and Eq. commonbase
 is diag(Sᵀ C Cᵀ S); L_con is a mean over the batch, as in the code, not a sum; `alg1` never adds
@@ -45,7 +46,7 @@ from classgrad.core import selection
 from classgrad.core.collect import ClassInputs, Collected
 from classgrad.core.subspace import Representation
 from classgrad.data.augmix import augmix, refuse_range
-from classgrad.methods.base import LayerRoom, Step
+from classgrad.methods.base import LayerRank, Step
 from classgrad.methods.projection.budget import Budgeted
 from classgrad.methods.projection.groups import Groups
 from classgrad.networks.network import Network
@@ -79,11 +80,11 @@ class CGP(Budgeted):
         default=0.5, gt=0, description="temperature of the contrastive loss (μ)"
     )
     rule: Literal["alg1", "joint", "official", "gpm"] = Field(
-        default="alg1", description="which directions a class that resembles an earlier one adds"
+        default="alg1", description="which directions a class similar to an earlier one adds"
     )
     correct_only: bool = Field(
         default=True,
-        description="bases from samples classified right (BR-GTL), else from any (BR-STD)",
+        description="bases from samples classified correctly (BR-GTL), else from any (BR-STD)",
     )
     severity: float = Field(default=3, gt=0, le=10, description="strength of AugMix, 0 to 10")
 
@@ -94,14 +95,14 @@ class CGP(Budgeted):
     _groups: dict[str, Groups] = PrivateAttr(default_factory=dict)
 
     def begin_task(self, net: Network, task: Task) -> None:
-        """Refuse images that AugMix cannot take before the first is learnt."""
+        """Refuse images that AugMix cannot handle before any is learnt."""
         super().begin_task(net, task)
         images = task.train.images
         if self.contrast and images.is_floating_point() and images.isfinite().all():
             refuse_range(images)
 
     def loss(self, net: Network, step: Step) -> Tensor:
-        """Return L_ce + λ L_con (Eq. loss); the copies have no part in L_ce."""
+        """Return L_ce + λ L_con (Eq. loss); the copies do not enter L_ce."""
         if self.contrast == 0:
             return super().loss(net, step)
         shard = step.shard
@@ -112,14 +113,14 @@ class CGP(Budgeted):
             among=None if shard.is_whole else (shard.start, shard.whole),
         )
         embedding = net.embed(step.x, step.task.id)
-        with net.statistics_kept():  # those for predictions are of real images
+        with net.frozen_bn_stats():  # predictions use statistics of real images
             of_copies = net.embed(step.task.transform(copies), step.task.id)
         entropy = functional.cross_entropy(net.classify(embedding, step.task.id), step.y)
         contrast = contrastive(embedding, of_copies, self.temperature, shard)
         return entropy + self.contrast * contrast
 
     def grow(self, gather: Callable[..., Collected]) -> Collected:
-        """Add every class of the task to every layer, in the order of the classes."""
+        """Add directions of every class of the task to every layer, in the order of classes."""
         collected = gather(correct_only=self.correct_only)
         classes = list(collected.classes.values())
         for name in self._subspaces:
@@ -141,7 +142,7 @@ class CGP(Budgeted):
 
     @property
     def _opening(self) -> Callable[[Tensor, Representation, float], selection.Selection]:
-        """The rule for what opens a group."""
+        """The rule for the directions of a class that opens a group."""
         return selection.complete if self.rule == "official" else selection.plain
 
     def _grow_pooled(self, name: str, classes: list[ClassInputs], groups: Groups) -> None:
@@ -153,7 +154,7 @@ class CGP(Budgeted):
         groups.gain(group, chosen.stored + self.add(name, chosen.new))
 
     def _grow_first(self, name: str, classes: list[ClassInputs], groups: Groups) -> None:
-        """First task: group the classes, then one decomposition for each group's pooled inputs."""
+        """In the first task: group the classes, then decompose the pooled inputs of each group."""
         members: dict[int, list[Representation]] = {}
         for c in classes:
             group, cosine = groups.find(self._prototype(c, name), self.similarity)
@@ -165,7 +166,7 @@ class CGP(Budgeted):
             groups.gain(group, chosen.stored + self.add(name, chosen.new))
 
     def _grow_later(self, name: str, classes: list[ClassInputs], groups: Groups) -> None:
-        """Later tasks: each class against S; one like an earlier class by the refining rule."""
+        """In later tasks: compare each class with S; similar ones follow the refining rule."""
         epsilon = self.thresholds()[name]
         for c in classes:
             basis, own = self._subspaces[name].basis, c.representations[name]
@@ -180,13 +181,13 @@ class CGP(Budgeted):
             groups.join(group, self._prototype(c, name), cosine)
             groups.gain(group, chosen.stored + self.add(name, chosen.new))
 
-    def room(self) -> list[LayerRoom]:
+    def layer_ranks(self) -> list[LayerRank]:
         """Return how much of each layer is protected; with refining also which classes merged."""
         refined = self._groups if self.similarity < 1 else {}
-        found = {name: (tuple(g.group_of), tuple(g.cosines)) for name, g in refined.items()}
+        merged = {name: (tuple(g.group_of), tuple(g.cosines)) for name, g in refined.items()}
         return [
-            LayerRoom(room.name, room.dimension, room.rank, *found.get(room.name, ()))
-            for room in super().room()
+            LayerRank(layer.name, layer.dimension, layer.rank, *merged.get(layer.name, ()))
+            for layer in super().layer_ranks()
         ]
 
     def forget_class(self, number: int) -> None:
@@ -205,7 +206,7 @@ class CGP(Budgeted):
         return {**super().state_dict(), "groups": groups}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state."""
+        """Load a state."""
         super().load_state_dict(state, net)
         self._groups = {name: Groups.from_state(part) for name, part in state["groups"].items()}
 
@@ -216,12 +217,12 @@ def contrastive(
     """Embeddings z, z' (n x d) -> mean_i -log(exp(z_i·z'_i / μ) / Σ_{k≠i} exp(z_i·z_k / μ)).
 
     Both are normalised first; k runs over all 2n embeddings but z_i itself, and only the n images
-    are anchors, as in the paper's formula. Of a shard of a batch, k runs over the whole batch.
+    are anchors, as in the paper's formula. With a shard of a batch, k runs over the whole batch.
     """
     shard = shard or Shard(len(embedding), 0, len(embedding))
     z = functional.normalize(embedding, dim=1)
     images, copies = shard.gather(z), shard.gather(functional.normalize(of_copies, dim=1))
-    own = torch.arange(shard.start, shard.stop, device=z.device)
-    among = (z @ images.T / temperature).scatter(1, own[:, None], -torch.inf)
-    logits = torch.cat([z @ copies.T / temperature, among], dim=1)
-    return functional.cross_entropy(logits, own)
+    positives = torch.arange(shard.start, shard.stop, device=z.device)
+    other_images = (z @ images.T / temperature).scatter(1, positives[:, None], -torch.inf)
+    logits = torch.cat([z @ copies.T / temperature, other_images], dim=1)
+    return functional.cross_entropy(logits, positives)

@@ -1,4 +1,4 @@
-"""Groups of classes that resemble each other at one layer, for base refining (CGP, MM 2022)."""
+"""Groups of classes that are similar at one layer, for base refining (CGP, MM 2022)."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ class Groups:
     def __init__(self) -> None:
         self.prototypes: list[Tensor] = []
         self.group_of: list[int] = []
-        self.cosines: list[float] = []  # with the class that decided the group; 1 for the founder
+        self.cosines: list[float] = []  # with the most similar class; 1 for the first of a group
         self.columns: list[list[int]] = []
 
     def __len__(self) -> int:
@@ -33,7 +33,7 @@ class Groups:
                 )
             cosines = torch.stack(self.prototypes).to(prototype) @ prototype
             nearest = int(cosines.argmax())
-            # Rounding can put the cosine of equal prototypes above 1, which is no reason to merge.
+            # Rounding can give equal prototypes a cosine above 1; with η = 1 they must not merge.
             cosine = min(float(cosines[nearest]), 1.0)
             if cosine > similarity:
                 return self.group_of[nearest], cosine
@@ -45,7 +45,7 @@ class Groups:
         return len(self.columns) - 1
 
     def join(self, group: int, prototype: Tensor, cosine: float) -> None:
-        """Enter a class into a group."""
+        """Add a class to a group."""
         self.prototypes.append(prototype.float())
         self.group_of.append(group)
         self.cosines.append(cosine)
@@ -55,13 +55,13 @@ class Groups:
         self.columns[group] = sorted({*self.columns[group], *columns})
 
     def forget(self, number: int) -> None:
-        """Forget the prototype of a class: none resembles it any more."""
+        """Drop the prototype of a class: no later class is similar to it."""
         self.prototypes[number] = torch.zeros_like(self.prototypes[number])
 
     def keep(self, columns: list[int]) -> None:
-        """Follow a basis that has lost all other columns."""
-        place = {old: new for new, old in enumerate(columns)}
-        self.columns = [[place[c] for c in own if c in place] for own in self.columns]
+        """Renumber the columns after all others were dropped from the basis."""
+        renumbered = {old: new for new, old in enumerate(columns)}
+        self.columns = [[renumbered[c] for c in group if c in renumbered] for group in self.columns]
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything, as tensors, numbers and lists."""

@@ -7,21 +7,21 @@ class, ∇ f_y(x; w) with respect to all parameters w that tasks share, joins an
     g <- g - Sᵀ (S g),
 
 so that to first order in the step no stored logit changes. w is one flat vector: weights, biases,
-and scale and shift of norms that tasks share. What a task owns alone, its head and with affine=task
-its scale and shift, moves in no other task and is no part of it.
+and scale and shift of norms that tasks share. Parameters of a single task, its head and with
+affine=task its scale and shift, move in no other task and are not part of w.
 
 Samples go through the network in evaluation mode, in random batches of 64, because BatchNorm may
-use their statistics. These count as constants (`Network.samples_apart`): the gradient is that of
-the one sample's logit through its own activations, one `backward` for each.
+use their statistics. These count as constants (`Network.detached_batch_stats`): the gradient is
+that of one sample's logit through its own activations, one `backward` for each.
 
-New gradients are divided by their length, freed of S and orthogonalised as a block, twice; what
-depends on others (all but 1e-10 of its energy in their span) adds nothing. S has the precision of
-the network and takes #vectors x #parameters numbers, and every step reads it twice, so `samples`
-and `max_vectors` are budgets: when `max_vectors` are held, later tasks add none, and what is held
-stays.
+New gradients are divided by their length, projected out of S and orthogonalised as a block, twice;
+a gradient that depends on others (all but 1e-10 of its energy is in their span) adds nothing. S has
+the precision of the network and takes #vectors x #parameters numbers, and every step reads it
+twice, so `samples` and `max_vectors` are budgets: when `max_vectors` are held, later tasks add
+none, and those held stay.
 
-SGD without weight decay stays free by its gradients alone. For weight decay, Adam and momentum from
-before S grew, the update w after - w before loses its part in S too.
+For SGD without weight decay, projecting the gradients is enough. For weight decay, Adam and
+momentum from before S grew, the update w after - w before is projected too.
 
 Differences from the paper: gradients are orthogonalised in blocks, with dependent ones dropped,
 where the paper's Gram-Schmidt takes one after another; BatchNorm, which its networks do not have.
@@ -34,8 +34,8 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
-from classgrad.core.projector import FreeUpdates
-from classgrad.methods.base import LayerRoom, Method, Step
+from classgrad.core.projector import TrustedOptimizers
+from classgrad.methods.base import LayerRank, Method, Step
 from classgrad.methods.flat import gather, products, split, write
 from classgrad.methods.projection.base import COLLECT_BATCH
 from classgrad.networks.network import Network
@@ -50,7 +50,7 @@ class OGD(Method):
 
     name: ClassVar[str] = "ogd"
     summary: ClassVar[str] = "Orthogonal Gradient Descent: stored gradients, OGD-GTL (AISTATS 2020)"
-    parallel: ClassVar[bool] = True  # the main process finds what a task adds to S
+    parallel: ClassVar[bool] = True  # the main process computes what a task adds to S
 
     samples: int = Field(
         default=200, ge=1, description="training samples whose gradients a task adds"
@@ -58,13 +58,13 @@ class OGD(Method):
     max_vectors: int = Field(
         default=2000,
         ge=1,
-        description="directions to hold in all; when they are full no task adds more",
+        description="directions to hold in all; once reached, no task adds more",
     )
 
     _weights: list[nn.Parameter] = PrivateAttr(default_factory=list)
     _basis: Tensor = PrivateAttr(default_factory=lambda: torch.zeros(0, 0))
     _before: Tensor | None = PrivateAttr(default=None)
-    _updates: FreeUpdates = PrivateAttr(default_factory=FreeUpdates)
+    _trusted_optimizers: TrustedOptimizers = PrivateAttr(default_factory=TrustedOptimizers)
 
     @property
     def basis(self) -> Tensor:
@@ -72,7 +72,7 @@ class OGD(Method):
         return self._basis
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
-        """Look up what the tasks share."""
+        """Find the parameters that tasks share."""
         self._weights = list(net.shared_parameters().values())
         self._hold(torch.zeros(0, sum(weight.numel() for weight in self._weights)))
         return net
@@ -83,16 +83,18 @@ class OGD(Method):
         if not len(self._basis):
             return
         gradient = gather(self._weights, [weight.grad for weight in self._weights])
-        write(self._weights, self._free(gradient))
-        if not self._updates.expected(step.optimizer, self._weights, step.fresh_optimizer):
+        write(self._weights, self._project_(gradient))
+        if not self._trusted_optimizers.includes(
+            step.optimizer, self._weights, step.fresh_optimizer
+        ):
             self._before = gather(self._weights, self._weights)
 
     @torch.no_grad()
     def after_step(self, net: Network, step: Step) -> None:
-        """Remove that part of the update too, for optimisers that need it."""
+        """Project the update too, for optimisers that need it."""
         if self._before is not None:
             update = gather(self._weights, self._weights) - self._before
-            after = self._free(update).add_(self._before)
+            after = self._project_(update).add_(self._before)
             for weight, part in zip(self._weights, split(self._weights, after), strict=True):
                 weight.copy_(part)
         self._before = None
@@ -111,51 +113,51 @@ class OGD(Method):
     def gradients(self, net: Network, task: Task, count: int, generator: torch.Generator) -> Tensor:
         """Return ∇ f_y(x; w) of `count` random training samples (count x parameters)."""
         net.eval()
-        found = self._weights[0].detach().new_empty(count, self._basis.shape[1])
+        gradients = self._weights[0].detach().new_empty(count, self._basis.shape[1])
         done = 0
         for index in batches(len(task.train), COLLECT_BATCH, generator):
             chosen = index[: count - done]
-            with net.samples_apart():
-                x = task.transform(task.train.unit_images(index, found.dtype))
+            with net.detached_batch_stats():
+                x = task.transform(task.train.unit_images(index, gradients.dtype))
                 rows = torch.arange(len(chosen))
                 logits = net(x, task.id)[rows, task.train.labels[chosen]]
             for logit in logits:
                 parts = torch.autograd.grad(
                     logit, self._weights, retain_graph=True, materialize_grads=True
                 )
-                found[done] = gather(self._weights, parts)
+                gradients[done] = gather(self._weights, parts)
                 done += 1
             if done == count:
                 break
-        return found
+        return gradients
 
     def _hold(self, basis: Tensor) -> None:
         self._basis = basis
-        self._updates.forget()
+        self._trusted_optimizers.forget()
 
-    def _free(self, flat: Tensor) -> Tensor:
-        """Return g - Sᵀ (S g), in the place of g."""
+    def _project_(self, flat: Tensor) -> Tensor:
+        """Return g - Sᵀ (S g), computed in place."""
         return flat.addmv_(self._basis.T, self._basis @ flat, alpha=-1)
 
-    def room(self) -> list[LayerRoom]:
-        """Return how many directions of all parameters together are held."""
+    def layer_ranks(self) -> list[LayerRank]:
+        """Return how many directions are held, of all parameters as one vector."""
         held, dimension = self._basis.shape
-        return [LayerRoom("parameters", dimension, held)]
+        return [LayerRank("parameters", dimension, held)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the basis."""
         return {"basis": self._basis}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state."""
+        """Load a state."""
         self._weights = list(net.shared_parameters().values())
         self._hold(state["basis"])
 
 
 def outside(basis: Tensor, rows: Tensor) -> Tensor:
-    """Orthonormal rows (k x p) and others (m x p) -> orthonormal rows that extend their span."""
+    """Orthonormal basis (k x p) and rows (m x p) -> orthonormal rows that extend its span."""
     rows = nn.functional.normalize(rows, dim=1)
-    # Twice, because the first round magnifies the rounding of rows with little outside the basis.
+    # Twice, because the first pass magnifies rounding in rows that are nearly inside the basis.
     for _ in range(2):
         rows = orthonormal(rows - (rows @ basis.T) @ basis)
     return rows
@@ -164,8 +166,8 @@ def outside(basis: Tensor, rows: Tensor) -> Tensor:
 def orthonormal(rows: Tensor) -> Tensor:
     """Rows of at most unit length (m x p, m << p) -> orthonormal rows, without dependent ones.
 
-    All by products with the small m x m Gram matrix: its eigenvectors over the roots of its
-    eigenvalues.
+    They are products of the rows with the eigenvectors of the small m x m Gram matrix, divided by
+    the roots of its eigenvalues.
     """
     values, vectors = torch.linalg.eigh(products(rows, rows))
     kept = values > DEPENDENT

@@ -1,38 +1,38 @@
 """Orthogonal Weights Modification (Zeng, Chen, Cui, Yu; Nature Machine Intelligence 2019).
 
-Every layer y = W x has a symmetric matrix P (d x d), the identity at first. With r the mean of the
+Every layer y = W x has a symmetric matrix P (d x d), initially the identity. With r the mean of the
 layer's input over some samples (a row, 1 x d) and k = P rᵀ,
 
     P <- P - k kᵀ / (α + r k)
 
 and a later gradient g of W becomes g P. Over all rows R so far P = (I + Σ rᵀ r / α)⁻¹: it shrinks
 directions that inputs have used, the more the smaller α, and leaves the others. A step along g P
-changes the answer to a mean input r, learnt with α, by at most √α/2 ||g||. Within a task α falls
+changes the output for a mean input r, learnt with α, by at most √α/2 ||g||. Within a task α falls
 from nearly 1 to its last value a: α = a^λ with λ = 1/n, 2/n, ..., 1 over the n batches.
 
-`update="task"`, the paper's form, takes P from a pass in evaluation mode over a finished task, so
-that P is constant while a task is learnt and the first one is learnt freely. `update="step"`, that
-of the released code, takes it from every training batch, before it multiplies the gradient of that
-batch, so that the first task is bound too.
+`update="task"`, the paper's form, updates P in a pass in evaluation mode over a finished task, so
+that P is constant while a task is learnt and does not restrict the first one. `update="step"`, that
+of the released code, updates P with every training batch, before P multiplies the gradient of that
+batch, so that the first task is restricted too.
 
-A convolution has a row for each patch of a mean image. Rows R with one α are learnt together,
+A convolution has a row for each patch of a mean image. Rows R with the same α are learnt together,
 
     P <- P - P Rᵀ (α I + R P Rᵀ)⁻¹ R P,
 
-which equals one update after another (Woodbury). Only Rᵀ R counts: more rows than d are replaced by
-the triangular factor of R, d rows with the same Rᵀ R. A Linear layer multiplies its few input rows
-by P instead of its gradient, which is the same: g P = Δᵀ (X P).
+which equals one update after another (Woodbury). Only Rᵀ R matters: more rows than d are replaced
+by the triangular factor of R, d rows with the same Rᵀ R. A Linear layer multiplies its few input
+rows by P instead of its gradient, which is the same: g P = Δᵀ (X P).
 
-SGD without weight decay multiplies each gradient by P once. With `update="step"` its momentum holds
-gradients that met an earlier P, as in the released code. For weight decay and Adam, whose updates
-are no sums of gradients, the update W after - W before is multiplied by P too: what they shrink
-stays shrunk, and what comes from the gradient has met P twice.
+With SGD without weight decay each gradient is multiplied by P once. With `update="step"` its
+momentum holds gradients that were multiplied by an earlier P, as in the released code. For weight
+decay and Adam, whose updates are not sums of gradients, the update W after - W before is multiplied
+by P too, so the part that comes from the gradient is multiplied by P twice.
 
-Differences from the released code: all layers' biases, and scale and shift of shared norms, stay as
-the first task left them (its networks have none); λ ends at 1, not one batch before; rows can be
-means of fewer samples than a batch (`mean_of`); the best epoch is not chosen by test accuracy.
-Every second patch along each axis counts there, and here by default (`patch_stride`). Clipping is
-off unless it is set, and then comes after the product with P, as there.
+Differences from the released code: all layers' biases, and scale and shift of shared norms, are
+frozen after the first task (its networks have none); λ reaches 1 in the last batch (there it stops
+one batch short); rows can be means of fewer samples than a batch (`mean_of`); the best epoch is not
+chosen by test accuracy. As there, by default every second patch along each axis counts
+(`patch_stride`), and clipping, off unless it is set, comes after the product with P.
 """
 
 from collections.abc import Sequence
@@ -44,39 +44,39 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from classgrad.core.layers import Site, Source, tap
-from classgrad.core.projector import Projector, Side, follow_gradients
+from classgrad.core.projector import Projection, Projector, updates_follow_gradients
 from classgrad.errors import UserError
-from classgrad.methods.base import LayerRoom, Method, Step
+from classgrad.methods.base import LayerRank, Method, Step
 from classgrad.methods.projection.base import COLLECT_BATCH, layer_values
 from classgrad.networks.network import Network
 from classgrad.networks.shard import Shard
 from classgrad.tasks import Task, batches
 
-# Less than this drowns in the rounding of R P Rᵀ.
+# Smaller values are lost in the rounding of R P Rᵀ.
 Damping = Annotated[float, Field(ge=1e-8, le=1)]
 
 
-class Shrinking(Side):
+class ShrinkingProjection(Projection):
     """Multiplies matrices by the P of one site."""
 
-    rows_only = True  # a gradient does not show whether it has met P already
+    rows_only = True  # a gradient does not show whether it was multiplied by P already
 
     def __init__(self, site: Site, matrix: Tensor | None = None) -> None:
         self.by_rows = False
         self.like = site.weight.detach()
         eye = torch.eye(site.dimension, dtype=torch.float64)
-        self.become(eye if matrix is None else matrix)
+        self.set_matrix(eye if matrix is None else matrix)
 
-    def become(self, matrix: Tensor) -> None:
-        """Take a new P (d x d, float64, on the CPU), and a copy of it as the weights are."""
+    def set_matrix(self, matrix: Tensor) -> None:
+        """Set P (d x d, float64, on the CPU), and its copy in the weights' type and device."""
         self.matrix, self.rounded = matrix, matrix.to(self.like)
 
-    def free(self, matrix: Tensor) -> Tensor:
+    def project(self, matrix: Tensor) -> Tensor:
         """Return matrix P."""
         return matrix @ self.rounded.to(matrix.dtype)
 
     def leaks(self, matrix: Tensor) -> bool:
-        """Return False: all that came through rows has met P."""
+        """Return False: gradients formed from rows are multiplied by P already."""
         return False
 
 
@@ -86,11 +86,11 @@ class OWM(Method):
     name: ClassVar[str] = "owm"
     summary: ClassVar[str] = "Orthogonal Weights Modification (Nature Machine Intelligence 2019)"
     aliases: ClassVar[dict[str, str]] = {"alpha": "damping"}
-    on_cpu: ClassVar[bool] = True  # P is of double precision, which not every device has
+    on_cpu: ClassVar[bool] = True  # P is in double precision, which not every device has
     parallel: ClassVar[bool] = True
 
     damping: Damping | dict[str, Damping] = Field(
-        default=1e-3, description="where α ends in every task; or by layer name, '*' for the rest"
+        default=1e-3, description="last α of every task; or values by layer name, '*' for the rest"
     )
     update: Literal["task", "step"] = Field(
         default="task",
@@ -100,12 +100,12 @@ class OWM(Method):
         default=COLLECT_BATCH,
         ge=1,
         le=COLLECT_BATCH,
-        description="update=task: samples behind one row r",
+        description="update=task: samples averaged for one row r",
     )
     patch_stride: int = Field(
         default=2,
         ge=1,
-        description="of a convolution's positions, every so many along each axis count",
+        description="stride along each axis between the patches of a convolution that count",
     )
     clip: float = Field(
         default=0.0, ge=0, description="largest norm of all gradients together; 0: any"
@@ -114,37 +114,37 @@ class OWM(Method):
     if TYPE_CHECKING:  # aliases, see Settings
         alpha: InitVar[Damping | dict[str, Damping]] = damping
 
-    _sides: dict[str, Shrinking] = PrivateAttr(default_factory=dict)
+    _projections: dict[str, ShrinkingProjection] = PrivateAttr(default_factory=dict)
     _frozen: list[str] = PrivateAttr(default_factory=list)
     _projector: Projector | None = PrivateAttr(default=None)
 
     @property
     def matrices(self) -> dict[str, Tensor]:
-        """P by site (d x d, float64); one that has learnt nothing yet is not there."""
-        return {name: side.matrix for name, side in self._sides.items()}
+        """P by site (d x d, float64), without sites that have learnt nothing yet."""
+        return {name: projection.matrix for name, projection in self._projections.items()}
 
     @property
     def projector(self) -> Projector:
-        """The guard of the network this method was wrapped around."""
+        """The projector of the network given to `wrap`."""
         assert self._projector is not None, "wrap a network first"
         return self._projector
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
-        """Guard what the tasks share."""
+        """Protect the part of the network that tasks share."""
         self._projector = Projector(net.protected(), self.processes.most_rows)
         layer_values(self.damping, self.projector.sites)
         return net
 
     def begin_task(self, net: Network, task: Task) -> None:
-        """Take the gradients of Linear layers through rows that are multiplied by P."""
+        """Form the gradients of Linear layers from rows multiplied by P."""
         if self.update == "step":
             for name in self.projector.sites:
-                self._side(name)
-            self.projector.guard(self._sides, self._frozen)
+                self._projection(name)
+            self.projector.set_projections(self._projections, self._frozen)
         self.projector.install()
 
     def continue_task(self, net: Network, task: Task) -> None:
-        """Take up the task as it was begun."""
+        """Resume the task as it was begun."""
         self.begin_task(net, task)
 
     def loss(self, net: Network, step: Step) -> Tensor:
@@ -162,7 +162,7 @@ class OWM(Method):
         if self.clip:
             moved = [p for group in step.optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(moved, self.clip)
-        if not follow_gradients(step.optimizer):
+        if not updates_follow_gradients(step.optimizer):
             self.projector.keep_weights()
 
     def after_step(self, net: Network, step: Step) -> None:
@@ -171,7 +171,7 @@ class OWM(Method):
 
     @torch.no_grad()
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
-        """Learn P from the task's data, and keep all that is not a weight matrix as it is."""
+        """Learn P from the task's data, and freeze all parameters that are not weight matrices."""
         self.projector.remove()
         if self.update == "task":
             net.eval()
@@ -184,61 +184,69 @@ class OWM(Method):
                         net(task.transform(images), task.id)
                     self._learn(seen, number / len(order), self.mean_of, shard)
         self._frozen = self.projector.non_matrix_parameters(net.protected().modules())
-        self.projector.guard(self._sides, self._frozen)
+        self.projector.set_projections(self._projections, self._frozen)
         self.broadcast_state(net)
 
     def _learn(
         self, seen: dict[Source, list[Tensor]], share: float, mean_of: int, shard: Shard
     ) -> None:
-        """Update P of every layer that ran; `share` is λ."""
+        """Update P of every layer that was called; `share` is λ."""
         last = layer_values(self.damping, self.projector.sites)
         for name, site in self.projector.sites.items():
             for x in seen.get(site.source, []):
                 rows = mean_rows(site, x, mean_of, self.patch_stride, shard)
                 if not rows.isfinite().all():
                     raise UserError(f"layer '{name}' saw an input that is not a finite number")
-                side = self._side(name)
+                projection = self._projection(name)
                 try:
-                    side.become(woodbury_update(side.matrix, rows, last[name] ** share))
+                    projection.set_matrix(
+                        woodbury_update(projection.matrix, rows, last[name] ** share)
+                    )
                 except torch.linalg.LinAlgError:
                     raise UserError(
                         f"layer '{name}' has inputs too large for damping={last[name]:g}: raise it"
                     ) from None
 
-    def _side(self, name: str) -> Shrinking:
-        """Return what multiplies by P at a site; the identity if it has not learnt."""
-        if name not in self._sides:
-            self._sides[name] = Shrinking(self.projector.sites[name])
-        return self._sides[name]
+    def _projection(self, name: str) -> ShrinkingProjection:
+        """Return the projection of a site; P is the identity if it has not learnt."""
+        if name not in self._projections:
+            self._projections[name] = ShrinkingProjection(self.projector.sites[name])
+        return self._projections[name]
 
     def close(self) -> None:
-        """Take back every hook."""
+        """Remove every hook."""
         if self._projector is not None:
             self._projector.remove()
 
-    def room(self) -> list[LayerRoom]:
-        """Return d - trace P for each layer: how many directions are shrunk away, in sum."""
-        rooms = []
+    def layer_ranks(self) -> list[LayerRank]:
+        """Return d - trace P for each layer: the total number of directions shrunk away."""
+        ranks = []
         for name, site in self.projector.sites.items():
-            used = site.dimension - float(self.matrices[name].trace()) if name in self._sides else 0
-            rooms.append(LayerRoom(name, site.dimension, round(used)))
-        return rooms
+            used = (
+                site.dimension - float(self.matrices[name].trace())
+                if name in self._projections
+                else 0
+            )
+            ranks.append(LayerRank(name, site.dimension, round(used)))
+        return ranks
 
     def state_dict(self) -> dict[str, Any]:
-        """Return P of every layer that has learnt, and the names of what is kept whole."""
+        """Return P of every layer that has learnt, and the names of frozen parameters."""
         return {"matrices": self.matrices, "frozen": list(self._frozen)}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state."""
+        """Load a state."""
         self._projector = Projector(net.protected(), self.processes.most_rows)
         sites = self.projector.sites
-        self._sides = {name: Shrinking(sites[name], p) for name, p in state["matrices"].items()}
+        self._projections = {
+            name: ShrinkingProjection(sites[name], p) for name, p in state["matrices"].items()
+        }
         self._frozen = list(state["frozen"])
-        self.projector.guard(self._sides, self._frozen)
+        self.projector.set_projections(self._projections, self._frozen)
 
 
 def mean_rows(
-    site: Site, x: Tensor, mean_of: int, every: int, shard: Shard | None = None
+    site: Site, x: Tensor, mean_of: int, patch_stride: int, shard: Shard | None = None
 ) -> Tensor:
     """Input of a layer (n, ...) -> rows of its means over about `mean_of` samples each, float64."""
     if shard is None or shard.is_whole:
@@ -246,11 +254,11 @@ def mean_rows(
         means = torch.stack([part.mean(0) for part in parts])
     else:
         means = means_of_whole(x, max(1, shard.whole // mean_of), shard)
-    return site.rows(means, every).cpu().double()
+    return site.rows(means, patch_stride).cpu().double()
 
 
 def means_of_whole(x: Tensor, groups: int, shard: Shard) -> Tensor:
-    """Shard of an input -> means of the whole over samples in so many groups of about one size."""
+    """Shard of an input -> means of the whole over `groups` groups of samples of about one size."""
     parts = torch.arange(shard.whole).tensor_split(groups)
     sizes = torch.tensor([len(part) for part in parts])
     group = torch.arange(groups).repeat_interleave(sizes)[shard.part]

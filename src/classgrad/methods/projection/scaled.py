@@ -1,15 +1,15 @@
-"""Layers whose weight a task may scale inside given subspaces of its inputs (TRGP, ICLR 2022).
+"""Layers whose weight a task can scale inside given subspaces of its inputs (TRGP, ICLR 2022).
 
 With W (o x d) the weight, and B_j (d x k) and Q_j (k x k) for each region j of a task, a layer uses
 
     W + Σ_j (W B_j Q_j B_jᵀ - W B_j B_jᵀ) = W + W Σ_j B_j (Q_j - I) B_jᵀ
 
 All B_j are columns of one basis S of the layer, so the sum is S D Sᵀ with D the Q_j - I in the
-rows and columns of B_j. The parameters are the Q_j - I, zeros at the start; weight decay, where it
-is used, then draws Q_j to the identity. A Linear layer multiplies its input by I + S D Sᵀ instead
-of its weight: the same result, and cheaper, as a batch has fewer rows than the weight.
+rows and columns of B_j. The parameters are the Q_j - I, initially zeros, so that weight decay pulls
+Q_j to the identity. A Linear layer multiplies its input by I + S D Sᵀ instead of its weight: the
+same result, and cheaper, as a batch has fewer rows than the weight.
 
-A layer becomes one of these by a change of its class, so that names and weights stay.
+Layers are converted by changing their class, so that names and weights stay.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ from classgrad.networks.layers import PerTask
 
 
 class Scaled(PerTask):
-    """What both kinds of layer share: S, and for each task the columns and Q - I of its regions."""
+    """The base of both layer types: S, and for each task the columns and Q - I of its regions."""
 
     weight: Tensor
-    basis: Tensor  # S (d x r), which only grows; not in the state, the method has it
+    basis: Tensor  # S (d x r), which only grows; in the method's state, not in the layer's
     regions: dict[int, list[Tensor]]  # task -> columns of S, for each region
 
     def add_task(self) -> None:
@@ -38,12 +38,12 @@ class Scaled(PerTask):
         return any(self.regions.values())
 
     def add_regions(self, task: int, columns: Sequence[Tensor]) -> None:
-        """Let a task scale the weight inside these columns of S; keep scales that are there."""
+        """Let a task scale the weight inside these columns of S; existing scales stay."""
         self.regions[task] = list(columns)
-        for number, own in enumerate(columns):
+        for number, region in enumerate(columns):
             name = f"scale_{task}_{number}"
             if not hasattr(self, name):
-                start = self.weight.new_zeros(len(own), len(own))
+                start = self.weight.new_zeros(len(region), len(region))
                 self.register_parameter(name, nn.Parameter(start))
 
     def scales(self, task: int) -> list[nn.Parameter]:
@@ -52,14 +52,14 @@ class Scaled(PerTask):
         return [self.get_parameter(f"scale_{task}_{number}") for number in range(count)]
 
     def inner(self) -> Tensor | None:
-        """Return D (r x r) of the current task; None if it has no region."""
+        """Return D (r x r) of the selected task; None if it has no region."""
         scales = self.scales(self.task)
         if not scales:
             return None
         rank = self.basis.shape[1]
         d = self.weight.new_zeros(rank, rank)
-        for own, scale in zip(self.regions[self.task], scales, strict=True):
-            d = d.index_put((own[:, None], own[None, :]), scale, accumulate=True)
+        for region, scale in zip(self.regions[self.task], scales, strict=True):
+            d = d.index_put((region[:, None], region[None, :]), scale, accumulate=True)
         return d
 
 
@@ -71,7 +71,7 @@ class ScaledLinear(Scaled, nn.Linear):
         return functional.linear(self.scaled(input), self.weight, self.bias)
 
     def scaled(self, input: Tensor) -> Tensor:
-        """Return (I + S D Sᵀ) x for each row x, what W is applied to for the current task."""
+        """Return (I + S D Sᵀ) x for each row x, the input of W for the selected task."""
         d = self.inner()
         return input if d is None else input + (input @ self.basis) @ d.T @ self.basis.T
 
@@ -85,7 +85,7 @@ class ScaledConv2d(Scaled, nn.Conv2d):
         return out
 
     def scaled_weight(self) -> Tensor:
-        """Return W + W S D Sᵀ for the current task."""
+        """Return W + W S D Sᵀ for the selected task."""
         d = self.inner()
         if d is None:
             return self.weight
@@ -103,14 +103,14 @@ class ScaledLinearKind(LayerKind[ScaledLinear]):
         return layer.scaled(x)
 
 
-# What scales change is inside subspaces that no later update reaches: to a guard the inputs and
+# Scales act only inside subspaces that no later update changes: to gradient projection, inputs and
 # matrices are those of plain layers.
 register_layer(ScaledLinear, ScaledLinearKind())
 register_layer(ScaledConv2d, ConvolutionKind())
 
 
 def make_scaled(model: nn.Module) -> None:
-    """Turn the trainable Linear and Conv2d layers of a model into scaled ones; others are refused.
+    """Convert the trainable Linear and Conv2d layers of a model into scaled ones; refuse others.
 
     Layers that are scaled already stay as they are.
     """

@@ -1,15 +1,15 @@
-"""Scaled Gradient Projection (Saha, Roy; AAAI 2023): GPM that weighs its directions.
+"""Scaled Gradient Projection (Saha, Roy; AAAI 2023): GPM with an importance for each direction.
 
 The basis M of a layer grows by GPM's rule. Every direction m_i also has an importance λ_i between 0
 and 1, and gradients become g - g M Λ Mᵀ with Λ = diag(λ): along m_i a step keeps the share 1 - λ_i.
 
 After a task with inputs R of the layer, s_i = ||m_iᵀ R|| for every direction, stored or new: for a
-new one this is its singular value σ̂_i. With s_max the largest of them the task finds
+new one this is its singular value σ̂_i. With s_max the largest of them, the task's importances are
 
     λ_i = (α + 1) s_i / (α s_i + s_max)
 
-which is 1 for the strongest direction. Stored directions add what the task finds to what they have,
-up to 1. α = 0 makes λ the singular values' share of the largest; α = ∞ makes every λ 1: GPM.
+which is 1 for the strongest direction. They are added to those of stored directions, up to 1. With
+α = 0 λ_i is s_i / s_max; with α = ∞ every λ is 1: GPM.
 
 With optimisers whose update is not along the gradient (Adam, weight decay) it is the update that is
 scaled, and the gradient is left as it is; see `classgrad.core.projector`.
@@ -29,13 +29,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from classgrad.core.collect import Collected
-from classgrad.core.projector import Side, SoftSide
+from classgrad.core.projector import Projection, ScaledProjection
 from classgrad.methods.projection.gpm import GPM
 from classgrad.networks.network import Network
 
 
 class SGP(GPM):
-    """Scale gradients along each protected direction by how important the tasks found it."""
+    """Scale gradients along each protected direction by its importance to the tasks."""
 
     name: ClassVar[str] = "sgp"
     summary: ClassVar[str] = "Scaled Gradient Projection: directions by importance (AAAI 2023)"
@@ -45,7 +45,7 @@ class SGP(GPM):
         default=10.0,
         ge=0,
         allow_inf_nan=True,
-        description="how important weak directions are (α); 0: as their singular value, inf: GPM",
+        description="how fast importance grows (α); 0: with the singular value, inf: GPM",
     )
 
     if TYPE_CHECKING:  # aliases, see Settings
@@ -63,7 +63,7 @@ class SGP(GPM):
         return self._importance
 
     def grow(self, gather: Callable[..., Collected]) -> Collected:
-        """Add the task's main directions, then what it finds important."""
+        """Add the task's main directions, then its importances."""
         collected = super().grow(gather)
         for name, c in collected.classes[0].representations.items():
             s = c.energy_along(self._subspaces[name].basis).clamp(min=0).sqrt()
@@ -78,22 +78,22 @@ class SGP(GPM):
         self._importance[site] = self._importance[site][columns]
 
     def protect(self) -> None:
-        """Guard the subspaces, each direction by its importance."""
-        sides: dict[str, Side] = {}
+        """Protect the subspaces, each direction by its importance."""
+        projections: dict[str, Projection] = {}
         for name, subspace in self._subspaces.items():
             weight = self.projector.sites[name].weight
             if subspace.rank and bool((self._importance[name] == 1).all()):
-                sides[name] = Side(subspace, weight)
+                projections[name] = Projection(subspace, weight)
             elif subspace.rank:
-                sides[name] = SoftSide(subspace, weight, self._importance[name])
-        self.projector.guard(sides, self._frozen)
+                projections[name] = ScaledProjection(subspace, weight, self._importance[name])
+        self.projector.set_projections(projections, self._frozen)
 
     def state_dict(self) -> dict[str, Any]:
         """Return bases and importances."""
         return {**super().state_dict(), "importance": dict(self._importance)}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state."""
+        """Load a state."""
         self._importance = dict(state["importance"])
         super().load_state_dict(state, net)
 

@@ -9,15 +9,15 @@ Trust regions.  Before task t > 1, g is the gradient of its loss at the weights 
 `probe` training samples. An old task j is trusted at a layer if ||g B_j B_jᵀ|| > 0.5 ||g||
 (`trust`) and this norm is among the largest two (`regions`).
 
-Scaled weights.  What j's directions carry cannot change, but task t may use it in another way: for
-each trusted j a matrix Q_j is learnt together with the rest, from the identity, and for task t the
-layer's weight is W + Σ_j (W B_j Q_j B_jᵀ - W B_j B_jᵀ). Q is kept with the task and free to move;
-when the next task begins it stays. The Qs are parameters of the network, and counted there; the
-bases, and which columns of S each B_j has, are this method's memory.
+Scaled weights.  The weights along j's directions cannot change, but task t may scale them: for each
+trusted j a matrix Q_j is learnt together with the rest, from the identity, and for task t the
+layer's weight is W + Σ_j (W B_j Q_j B_jᵀ - W B_j B_jᵀ). The Q_j of a task are trained with it and
+frozen when the next task begins. They are parameters of the network, and counted there; the bases,
+and which columns of S each B_j has, are this method's memory.
 
-Choices of ours: g is taken with dropout off, as in the released code, and with the statistics of
-its own batch in every BatchNorm, none of which are stored; the samples are drawn by a generator of
-their own. Norms of equal size go to the earlier task.
+Choices of ours: g is computed with dropout off, as in the released code, and with batch statistics
+in every BatchNorm, none of which are stored; the samples are drawn by a separate generator. Of
+equal norms the earlier task comes first.
 
 Differences from the released code: as in the paper, all new directions join S (the code drops the
 strongest of each task) and BatchNorm's scale and shift stay as the first task left them (the code
@@ -46,7 +46,7 @@ from classgrad.tasks import Task
 
 
 class TRGP(Projected):
-    """Keep weights out of S; let a task scale them inside the subspaces of tasks it resembles."""
+    """Keep updates out of S; let a task scale weights inside the subspaces of trusted tasks."""
 
     name: ClassVar[str] = "trgp"
     summary: ClassVar[str] = "Trust Region Gradient Projection: scaled old subspaces (ICLR 2022)"
@@ -80,41 +80,41 @@ class TRGP(Projected):
         return self._trusted
 
     def attach(self, model: nn.Module) -> None:
-        """Guard this model from now on, and give its layers room for scales."""
+        """Protect this model from now on, and convert its layers to scaled ones."""
         make_scaled(model)
         super().attach(model)
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
-        """Guard what the tasks share."""
+        """Protect the part of the network that tasks share."""
         super().wrap(net, stream, seed)
         net.find_layers()
         return net
 
     def begin_task(self, net: Network, task: Task) -> None:
         """Choose the regions of every layer, unless the task has begun before."""
-        self.projector.remove()  # what chooses is the gradient before any projection
+        self.projector.remove()  # regions are chosen by the gradient before any projection
         if self._learnt and str(task.id) not in next(iter(self._trusted.values()), {}):
             for name, gradient in self._gradients(net, task).items():
                 self._trusted.setdefault(name, {})[str(task.id)] = most_trusted(
                     gradient, self._subspaces[name].basis, self._own[name], self.trust, self.regions
                 )
-            self._place_regions()
+            self._assign_regions()
         super().begin_task(net, task)
 
     def parameters(self, net: Network, tasks: Sequence[Task]) -> Iterator[nn.Parameter]:
         """Yield the trunk, the heads of these tasks, and their scales, not those of others."""
-        here = {task.id for task in tasks}
-        others = {
+        current = {task.id for task in tasks}
+        frozen = {
             q
             for layer in self._layers().values()
             for task in layer.regions
-            if task not in here
+            if task not in current
             for q in layer.scales(task)
         }
-        yield from (p for p in super().parameters(net, tasks) if p not in others)
+        yield from (p for p in super().parameters(net, tasks) if p not in frozen)
 
     def grow(self, gather: Callable[..., Collected]) -> Collected:
-        """Add the task's own basis to every layer: stored directions by number, and new ones."""
+        """Add the task's own basis to every layer: indices of stored directions, and new ones."""
         collected = gather(pool=True)
         seen = collected.classes[0].representations
         for name, subspace in self._subspaces.items():
@@ -126,7 +126,7 @@ class TRGP(Projected):
         return collected
 
     def protect(self) -> None:
-        """Guard the subspaces, and show them to the layers that scale inside them."""
+        """Protect the subspaces, and give them to the layers that scale inside them."""
         super().protect()
         for name, layer in self._layers().items():
             layer.basis = self._subspaces[name].basis.to(layer.weight)
@@ -138,19 +138,19 @@ class TRGP(Projected):
         return {**super().state_dict(), "own": own, "trusted": trusted}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state; layers get room for scales, whose values the network's has."""
+        """Load a state; create the scales, whose values are in the network's state."""
         self._own = {name: list(columns) for name, columns in state["own"].items()}
         self._trusted = {name: dict(tasks) for name, tasks in state["trusted"].items()}
         self.attach(net.protected())
         net.find_layers()
-        self._place_regions()
+        self._assign_regions()
         super().load_state_dict(state, net)
 
     def _layers(self) -> dict[str, Scaled]:
         layers = {name: site.layer for name, site in self.projector.sites.items()}
         return {name: layer for name, layer in layers.items() if isinstance(layer, Scaled)}
 
-    def _place_regions(self) -> None:
+    def _assign_regions(self) -> None:
         """Give the layers the columns of every task's regions."""
         for name, layer in self._layers().items():
             for task, trusted in self._trusted.get(name, {}).items():
@@ -158,35 +158,35 @@ class TRGP(Projected):
 
     def _gradients(self, net: Network, task: Task) -> dict[str, Tensor]:
         """Return the gradient (o x d) of every site on some samples of a task not yet learnt."""
-        chance = seeds.generator(net.seed, "trust", task.id)
-        index = torch.randperm(len(task.train), generator=chance)[: self.probe]
+        rng = seeds.generator(net.seed, "trust", task.id)
+        index = torch.randperm(len(task.train), generator=rng)[: self.probe]
         x = task.transform(task.train.unit_images(index, next(net.parameters()).dtype))
         modes = {module: module.training for module in net.modules()}
         for module in modes:
             module.training = isinstance(module, TaskBatchNorm)
         try:
-            with net.statistics_kept():
+            with net.frozen_bn_stats():
                 loss = functional.cross_entropy(net(x, task.id), task.train.labels[index])
         finally:
             for module, mode in modes.items():
                 module.training = mode
         sites = self.projector.sites
         weights = [site.weight for site in sites.values()]
-        found = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+        gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
         return {
             name: self.processes.broadcast(site.matrix(gradient).cpu().double())
-            for (name, site), gradient in zip(sites.items(), found, strict=True)
+            for (name, site), gradient in zip(sites.items(), gradients, strict=True)
         }
 
 
 def most_trusted(
-    gradient: Tensor, basis: Tensor, own: Sequence[Tensor], trust: float, most: int
+    gradient: Tensor, basis: Tensor, own: Sequence[Tensor], trust: float, regions: int
 ) -> list[int]:
     """Gradient g (o x d), S and each task's columns B_j of it -> the trusted j, strongest first.
 
-    Those with ||g B_j B_jᵀ|| = ||g B_j|| > trust ||g||, at most `most` of them.
+    These have ||g B_j B_jᵀ|| = ||g B_j|| > trust ||g||; at most `regions` are returned.
     """
     along = (gradient @ basis).square().sum(0)
     norms = torch.stack([along[columns].sum().sqrt() for columns in own])
-    order = norms.sort(descending=True, stable=True).indices[:most]
+    order = norms.sort(descending=True, stable=True).indices[:regions]
     return [j for j in order.tolist() if norms[j] > trust * gradient.norm()]

@@ -29,7 +29,7 @@ from classgrad.networks.network import Network
 from classgrad.tasks import Task, Transform
 
 # Samples of a task that make fair batch statistics.
-FAIR = 8
+MIN_BN_SAMPLES = 8
 BATCH_NORMS = (TaskBatchNorm, nn.modules.batchnorm._BatchNorm)
 
 
@@ -37,7 +37,7 @@ class Rehearsal(Method, ABC):
     """Keep raw samples of earlier tasks and go on learning from them."""
 
     revisits: ClassVar[bool] = True
-    open_ended: ClassVar[bool] = False
+    rehearsal_free: ClassVar[bool] = False
 
     memory: int = Field(default=2000, ge=1, description="samples kept, of all tasks together")
     memory_batch: int | None = Field(
@@ -77,7 +77,7 @@ class Rehearsal(Method, ABC):
         net.train()
         dtype = next(net.parameters()).dtype
         for earlier, part in self._memory.parts.items():
-            if earlier != task.id and len(part) >= FAIR:
+            if earlier != task.id and len(part) >= MIN_BN_SAMPLES:
                 images = part.unit_images(slice(None), dtype)
                 turns = self.processes.take_turns([self._transforms[earlier](images)])
                 net.recalibrate(earlier, turns, self.processes.sum)
@@ -90,7 +90,7 @@ class Rehearsal(Method, ABC):
             step.generator,
             without=without,
             least=self._least,
-            per_task=FAIR if self._normed else 1,
+            per_task=MIN_BN_SAMPLES if self._normed else 1,
         )
         return drawn
 
@@ -116,7 +116,7 @@ class Rehearsal(Method, ABC):
         return {"memory": self._memory.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state."""
+        """Load a state."""
         self._memory.load_state_dict(state["memory"])
 
 

@@ -80,7 +80,7 @@ class ReplayMemory:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state."""
+        """Load a state."""
         self.parts = {int(t): Split(part["images"], part["labels"]) for t, part in state.items()}
 
 
@@ -99,8 +99,8 @@ class Reservoir(ReplayMemory):
     def draw_places(self, count: int, generator: torch.Generator) -> Tensor:
         """Return the places of the next `count` samples; those beyond the capacity are none."""
         number = torch.arange(self.seen, self.seen + count)
-        chance = torch.rand(count, generator=generator, dtype=torch.float64)
-        return torch.where(number < self.capacity, number, (chance * (number + 1)).long())
+        uniform = torch.rand(count, generator=generator, dtype=torch.float64)
+        return torch.where(number < self.capacity, number, (uniform * (number + 1)).long())
 
     def insert(self, task: int, samples: Split, places: Tensor) -> None:
         """Take in the next samples, one after another, at the places drawn for them."""
@@ -132,7 +132,7 @@ class Reservoir(ReplayMemory):
         return {"seen": self.seen, "places": places, "parts": super().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state."""
+        """Load a state."""
         super().load_state_dict(state["parts"])
         self.seen = state["seen"]
         self.places = {int(task): places.cpu() for task, places in state["places"].items()}
@@ -160,9 +160,9 @@ class EqualShares(ReplayMemory):
 def balanced_order(labels: Tensor, generator: torch.Generator) -> Tensor:
     """Return a random order of samples in which the classes take turns as long as they last.
 
-    >>> chance = torch.Generator().manual_seed(0)
+    >>> rng = torch.Generator().manual_seed(0)
     >>> labels = torch.tensor([0, 0, 0, 0, 1, 1])
-    >>> labels[balanced_order(labels, chance)][:4].bincount().tolist()
+    >>> labels[balanced_order(labels, rng)][:4].bincount().tolist()
     [2, 2]
     """
     shuffled = torch.randperm(len(labels), generator=generator)

@@ -81,15 +81,15 @@ class NearestMeans(Network):
         made = cls(net.trunk, net.embedding, seed=net.seed, shared_head=net.shared_head)
         made.heads = net.heads
         for task in range(len(net.heads)):
-            made._make_room(task, net.head_parameters(task)[0].shape[0])
+            made._add_means(task, net.head_parameters(task)[0].shape[0])
         return made.train(net.training)
 
     def add_task(self, classes: int) -> None:
         """Append what the next task owns, with room for its means."""
         super().add_task(classes)
-        self._make_room(len(self.heads) - 1, classes)
+        self._add_means(len(self.heads) - 1, classes)
 
-    def _make_room(self, task: int, classes: int) -> None:
+    def _add_means(self, task: int, classes: int) -> None:
         like = next(self.trunk.parameters())
         room = torch.zeros(classes, self.embedding, dtype=like.dtype, device=like.device)
         self.register_buffer(f"means_{task}", room)
@@ -166,8 +166,8 @@ class ICaRL(Distilled):
     name: ClassVar[str] = "icarl"
     summary: ClassVar[str] = "iCaRL: exemplars, distillation, nearest class means (CVPR 2017)"
     aliases: ClassVar[dict[str, str]] = {"K": "memory"}
-    free_start: ClassVar[bool] = False
-    open_ended: ClassVar[bool] = False
+    first_task_is_finetune: ClassVar[bool] = False
+    rehearsal_free: ClassVar[bool] = False
 
     memory: int = Field(default=2000, ge=1, description="exemplars kept in all (K)")
     memory_batch: int = Field(default=64, ge=2, description="exemplars in a step")
@@ -177,8 +177,8 @@ class ICaRL(Distilled):
 
     _transforms: list[Transform] = PrivateAttr(default_factory=list)
     _exemplars: list[Split] = PrivateAttr(default_factory=list)  # by task
-    _answers: Tensor | None = PrivateAttr(default=None)  # to the images of the task at hand
-    _exemplar_answers: list[Tensor] = PrivateAttr(default_factory=list)
+    _recorded: Tensor | None = PrivateAttr(default=None)  # to the images of the task at hand
+    _exemplar_recorded: list[Tensor] = PrivateAttr(default_factory=list)
     _mean_bytes: int = PrivateAttr(default=0)
 
     @property
@@ -210,25 +210,25 @@ class ICaRL(Distilled):
         ask = partial(record, net, generator=seeds.generator(net.seed, "answers", task.id))
         kept = list(zip(self._exemplars, self._transforms, strict=False))
         if net.shared_head:  # new images have their labels; see the top of the file
-            self._exemplar_answers = [ask(*part, tasks=[k]) for k, part in enumerate(kept)]
+            self._exemplar_recorded = [ask(*part, tasks=[k]) for k, part in enumerate(kept)]
         else:
-            self._answers = ask(task.train, task.transform, tasks=range(task.id))
-            self._exemplar_answers = [ask(*part, tasks=range(task.id)) for part in kept]
+            self._recorded = ask(task.train, task.transform, tasks=range(task.id))
+            self._exemplar_recorded = [ask(*part, tasks=range(task.id)) for part in kept]
 
     def loss(self, net: Network, step: Step) -> Tensor:
         """Return ℓ, averaged over the batch and the exemplars of this step."""
         task = step.task.id
         outputs = net.head_parameters(task)[0].shape[0]
         labels = functional.one_hot(step.y, outputs).to(step.x.dtype)
-        answers = None if self._answers is None else self._answers[step.index]
+        answers = None if self._recorded is None else self._recorded[step.index]
         total, count = len(step.x) * all_outputs(net, step.x, task, labels, answers), len(step.x)
         for old, rows, weight in self.draw(step.generator):
             images = self._exemplars[old].unit_images(rows, step.x.dtype)
-            x, answers = self._transforms[old](images), self._exemplar_answers[old][rows]
+            x, answers = self._transforms[old](images), self._exemplar_recorded[old][rows]
             if net.shared_head:
                 wrong = drift(logits_of(net, x, [old])[0], answers)
             else:
-                with net.statistics_kept():  # those of the task are of its own images
+                with net.frozen_bn_stats():  # those of the task are of its own images
                     none = x.new_zeros(len(rows), outputs)
                     wrong = all_outputs(net, x, task, none, answers)
             total = total + len(rows) * weight * wrong
@@ -240,7 +240,7 @@ class ICaRL(Distilled):
 
         The mean of weight x (mean over rows) is, on average, the mean over all exemplars.
         """
-        sizes = [len(answers) for answers in self._exemplar_answers]
+        sizes = [len(answers) for answers in self._exemplar_recorded]
         groups = min(len(sizes), max(1, self.memory_batch // PER_TASK))
         for task in torch.randperm(len(sizes), generator=generator)[:groups].tolist():
             rows = torch.randint(sizes[task], (self.memory_batch // groups,), generator=generator)
@@ -249,7 +249,7 @@ class ICaRL(Distilled):
     def end_task(self, net: Network, task: Task, generator: Generator) -> None:
         """Herd the new classes, cut the lists of the old ones, and compute all means."""
         assert isinstance(net, NearestMeans), "the network comes from `wrap`"
-        self._answers, self._exemplar_answers = None, []
+        self._recorded, self._exemplar_recorded = None, []
         classes = task.classes + sum(int(s.labels.max()) + 1 for s in self._exemplars)
         share = self.memory // classes
         embeddings = self._embeddings(net, task.id, task.train, generator)
@@ -276,16 +276,16 @@ class ICaRL(Distilled):
         """Return exemplars and recorded answers; the means are the network's."""
         return {
             "exemplars": [{"images": s.images, "labels": s.labels} for s in self._exemplars],
-            "answers": self._answers,
-            "exemplar_answers": list(self._exemplar_answers),
+            "answers": self._recorded,
+            "exemplar_answers": list(self._exemplar_recorded),
         }
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state, on the network that belongs to it."""
+        """Load a state, for the network that belongs to it."""
         assert isinstance(net, NearestMeans), "the network comes from `wrap`"
         self._exemplars = [Split(**part) for part in state["exemplars"]]
-        self._answers = state["answers"]
-        self._exemplar_answers = list(state["exemplar_answers"])
+        self._recorded = state["answers"]
+        self._exemplar_recorded = list(state["exemplar_answers"])
         self._mean_bytes = sum(m.nbytes for m in net.means)
 
 

@@ -42,8 +42,13 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from classgrad.methods.base import Method, Step
-from classgrad.methods.penalty.base import slowness
-from classgrad.methods.structure.decomposed import Decomposed, Sparse, make_decomposed, shrunk
+from classgrad.methods.penalty.base import inverse_step_size
+from classgrad.methods.structure.decomposed import (
+    Decomposed,
+    Sparse,
+    make_decomposed,
+    soft_threshold,
+)
 from classgrad.networks.network import Network
 from classgrad.tasks import Task
 
@@ -54,7 +59,7 @@ class APD(Method):
     name: ClassVar[str] = "apd"
     summary: ClassVar[str] = "Additive Parameter Decomposition: shared and sparse own (ICLR 2020)"
     aliases: ClassVar[dict[str, str]] = {"lambda1": "sparsity", "lambda2": "retention"}
-    free_start: ClassVar[bool] = False
+    first_task_is_finetune: ClassVar[bool] = False
 
     sparsity: float = Field(
         default=6e-4, ge=0, description="price of what tasks keep for themselves (λ1)"
@@ -141,10 +146,10 @@ class APD(Method):
         if step.optimizer.param_groups[0]["lr"] == 0:
             return
         parts = [p for p in (layer.adaptive for layer in self._layers.values()) if p is not None]
-        slow = slowness(step.optimizer, list(parts))
+        slow = inverse_step_size(step.optimizer, list(parts))
         for number, part in enumerate(parts):
             by = self.sparsity / (slow if isinstance(slow, float) else slow[number])
-            part.copy_(shrunk(part, by))
+            part.copy_(soft_threshold(part, by))
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
         """Keep what is not zero of the own parts, those of old tasks put right."""
@@ -172,7 +177,7 @@ class APD(Method):
         return state
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state; within a task, layers get room for what the network's has."""
+        """Load a state; within a task, create the parameters that the network's state fills."""
         self._attach(net)
         for name, layer in self._layers.items():
             common = [Sparse(**part) for part in state["common"][name]]

@@ -10,7 +10,7 @@ from torch.nn import functional
 from classgrad import seeds
 from classgrad.errors import UserError
 from classgrad.networks.layers import PerTask, TaskBatchNorm
-from classgrad.networks.network import Network, channels_last, global_chance_kept, initialise
+from classgrad.networks.network import Network, channels_last, initialise, preserved_rng
 from classgrad.networks.trunk import Trunk
 
 LARGEST_START = 0.1  # of the scalars a_j, which start small and different
@@ -36,8 +36,8 @@ class Columns(PerTask):
 
     def another(self) -> nn.Module:
         """Return a new column like the first one."""
-        chance = seeds.generator(self.seed, "trunk", len(self.columns))
-        return fresh(self.columns[0], chance, self.scheme)
+        rng = seeds.generator(self.seed, "trunk", len(self.columns))
+        return fresh(self.columns[0], rng, self.scheme)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the newest column; the others are always in evaluation mode."""
@@ -69,7 +69,7 @@ class Joined(nn.Module):
         """Connect the layer to this many older columns."""
         self.older = older
         weight = self.own.weight
-        with global_chance_kept():
+        with preserved_rng():
             self.v = nn.Linear(older * self.channels, self.channels, bias=False).to(weight)
             self.u = like(self.own, weight.shape[1], weight.shape[0], bias=False).to(weight)
         for part in (self.v, self.u):
@@ -130,9 +130,9 @@ class Progressive(Columns):
     def another(self) -> nn.Module:
         """Return a new column that listens to all others."""
         column, older = super().another(), len(self.columns)
-        chance = seeds.generator(self.seed, "laterals", older)
+        rng = seeds.generator(self.seed, "laterals", older)
         for joined in self._share_board(column):
-            joined.listen(older, chance, self.scheme)
+            joined.listen(older, rng, self.scheme)
         return column
 
     def parameters_for(self, classes: list[int]) -> int:
@@ -204,7 +204,7 @@ def _reset_others(column: nn.Module, generator: torch.Generator) -> None:
                 f"layer '{name}' ({type(layer).__name__}) cannot be made anew for another task: "
                 "give it a method reset_parameters()"
             )
-        with global_chance_kept():
+        with preserved_rng():
             torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
             reset()
 
@@ -244,7 +244,7 @@ def like(
     layer: nn.Linear | nn.Conv2d, inputs: int, outputs: int, *, bias: bool
 ) -> nn.Linear | nn.Conv2d:
     """Return a layer of the same kind with other widths."""
-    with global_chance_kept():
+    with preserved_rng():
         if isinstance(layer, nn.Linear):
             return nn.Linear(inputs, outputs, bias=bias)
         made = nn.Conv2d(inputs, outputs, 1, bias=bias, padding_mode=layer.padding_mode)

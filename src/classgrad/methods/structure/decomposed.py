@@ -87,7 +87,7 @@ class Decomposed(PerTask):
         tau = self.own[task].dense(self.weight)
         if self.anchor is None:
             return tau
-        return shrunk((self.anchor - self.weight) * self.mask(task) + tau, self.limit)
+        return soft_threshold((self.anchor - self.weight) * self.mask(task) + tau, self.limit)
 
     def tau(self, task: int) -> Tensor:
         """Return what a task adds to σ ⊙ m; for one that has not begun that is σ."""
@@ -146,7 +146,7 @@ class DecomposedConv2d(Decomposed, nn.Conv2d):
         return out
 
 
-def shrunk(x: Tensor, by: float | Tensor) -> Tensor:
+def soft_threshold(x: Tensor, by: float | Tensor) -> Tensor:
     """Move every entry towards zero, which is where those of at most `by` in size end."""
     return x - torch.clamp(x, -by, by)  # type: ignore[arg-type]
 

@@ -44,7 +44,14 @@ from torch.nn import functional
 from classgrad import seeds
 from classgrad.methods.base import Fit, Step
 from classgrad.methods.structure.expanding import Expanding, added, among, newest_own
-from classgrad.methods.structure.growing import extended, grow, rearrange, spread, width, wires
+from classgrad.methods.structure.growing import (
+    extended,
+    grow,
+    rearrange,
+    unit_columns,
+    width,
+    wires,
+)
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
 from classgrad.networks.trunk import Wire
@@ -75,22 +82,22 @@ def loss_of(net: Network, task: Task) -> float:
     return total / len(split)
 
 
-def soft_threshold(values: Tensor, threshold: float | Tensor) -> None:
+def soft_threshold_(values: Tensor, threshold: float | Tensor) -> None:
     """Bring every value nearer to zero by `threshold`, in place, and not beyond it.
 
     >>> values = torch.tensor([0.5, -0.5, 0.2])
-    >>> soft_threshold(values, 0.25)
+    >>> soft_threshold_(values, 0.25)
     >>> values.tolist()
     [0.25, -0.25, 0.0]
     """
     values.copy_(values.sign() * (values.abs() - threshold).clamp(min=0))
 
 
-def shrink_groups(groups: list[Tensor], threshold: float) -> None:
+def shrink_groups_(groups: list[Tensor], threshold: float) -> None:
     """Shorten each group, a row of all these tensors together, by `threshold`, in place.
 
     >>> rows = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
-    >>> shrink_groups([rows], 1.0)
+    >>> shrink_groups_([rows], 1.0)
     >>> [[round(value, 4) for value in row] for row in rows.tolist()]
     [[2.4, 3.2], [0.0, 0.0]]
     """
@@ -146,7 +153,7 @@ def split(
         columns, behind = torch.zeros(0, dtype=torch.int64), weight.shape[1]
         if wire.source is not None:
             positions = weight.shape[1] // width(net)[wire.source]
-            columns = spread(torch.tensor(copied[wire.source], dtype=torch.int64), positions)
+            columns = unit_columns(torch.tensor(copied[wire.source], dtype=torch.int64), positions)
             behind = positions * start[wire.source]
         weight[: before[wire.target], behind:] = 0
         weight[before[wire.target] :, columns] = 0
@@ -165,7 +172,7 @@ def split(
     target = wires(net)[-1][0].target
     head = net.head_parameters(len(net.heads) - 1)[0].detach()
     positions = head.shape[1] // width(net)[target]
-    head[:, spread(torch.tensor(copied[target], dtype=torch.int64), positions)] = 0
+    head[:, unit_columns(torch.tensor(copied[target], dtype=torch.int64), positions)] = 0
     return drawn_to
 
 
@@ -191,7 +198,7 @@ class DEN(Expanding):
         "sigma": "split_threshold",
         "k": "expansion",
     }
-    free_start: ClassVar[bool] = False
+    first_task_is_finetune: ClassVar[bool] = False
 
     l1: float = Field(default=0.01, ge=0, description="L1 penalty of what is trained (μ)")
     l2: float = Field(default=1e-4, ge=0, description="pull of retrained weights to zero")
@@ -245,8 +252,8 @@ class DEN(Expanding):
             self.set_free(net, sub_network(net))
         elif finished == "selected" and self.expansion and loss_of(net, task) > self.loss_threshold:
             self._round = "expanded"
-            chance = seeds.generator(net.seed, "expansion", task.id)
-            grow(net, dict.fromkeys(width(net), self.expansion), chance)
+            rng = seeds.generator(net.seed, "expansion", task.id)
+            grow(net, dict.fromkeys(width(net), self.expansion), rng)
             self.set_free(net, added(net, self._before))
         elif finished in ("selected", "expanded"):
             drop_zeros(net, self._before)
@@ -290,12 +297,12 @@ class DEN(Expanding):
         weights[f"heads.{step.task.id}.weight"] = net.head_parameters(step.task.id)[0]
         for name, weight in weights.items():
             if self._free is None:
-                soft_threshold(weight, rate * self.l1)
+                soft_threshold_(weight, rate * self.l1)
             elif name in self._free:
-                soft_threshold(weight, rate * self.l1 * self._free[name])
+                soft_threshold_(weight, rate * self.l1 * self._free[name])
         if self._round == "expanded":
             for groups in unit_groups(net, self._before).values():
-                shrink_groups(groups, rate * self.group_lasso)
+                shrink_groups_(groups, rate * self.group_lasso)
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
         """Keep nothing but how many units each task has."""
@@ -308,7 +315,7 @@ class DEN(Expanding):
         return {**super().state_dict(), **own, "before": dict(self._before), "old": dict(self._old)}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state."""
+        """Load a state."""
         super().load_state_dict(state, net)
         self._task, self._round = state["task"], state["round"]
         self._before, self._old = dict(state["before"]), dict(state["old"])
@@ -320,4 +327,4 @@ def sub_network(net: Network) -> dict[str, Tensor]:
     seen = chosen[wires(net)[-1][0].target]
     free = {**among(net, chosen), **newest_own(net)}
     head = f"heads.{len(net.heads) - 1}.weight"
-    return {**free, head: free[head] & spread(seen, net.embedding // len(seen))}
+    return {**free, head: free[head] & unit_columns(seen, net.embedding // len(seen))}

@@ -13,9 +13,16 @@ from pydantic import PrivateAttr
 from torch import Tensor, nn
 from torch.nn import functional
 
-from classgrad.core.projector import follow_gradients
+from classgrad.core.projector import updates_follow_gradients
 from classgrad.methods.base import Method, Step
-from classgrad.methods.structure.growing import make_growing, resize, spread, units, width, wires
+from classgrad.methods.structure.growing import (
+    make_growing,
+    resize,
+    unit_columns,
+    units,
+    width,
+    wires,
+)
 from classgrad.networks.network import Network
 from classgrad.tasks import Task
 
@@ -58,7 +65,7 @@ class Expanding(Method):
         if self._free is None:
             return
         named = dict(net.named_parameters())
-        if not self._kept and not follow_gradients(step.optimizer):
+        if not self._kept and not updates_follow_gradients(step.optimizer):
             self._kept = {name: named[name].detach().clone() for name in self._free}
         for name, mask in self._free.items():
             gradient = named[name].grad
@@ -80,7 +87,7 @@ class Expanding(Method):
         return {"units": sizes, "free": self._free and dict(self._free)}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state; layers get their sizes, the network's state has their values."""
+        """Load a state; give layers their sizes, the network's state has their values."""
         make_growing(net, self.name)
         if units(net) != state["units"]:
             resize(net, state["units"])
@@ -98,7 +105,7 @@ def among(net: Network, chosen: dict[str, Tensor]) -> dict[str, Tensor]:
         mask = out.view(-1, *[1] * (layer.weight.dim() - 1)).expand_as(layer.weight).clone()
         if wire.source is not None:
             seen = chosen[wire.source]
-            inputs = spread(seen, layer.weight.shape[1] // len(seen))
+            inputs = unit_columns(seen, layer.weight.shape[1] // len(seen))
             mask &= inputs.view(1, -1, *[1] * (layer.weight.dim() - 2))
         masks[f"trunk.{wire.layer}.weight"] = mask
         if layer.bias is not None:

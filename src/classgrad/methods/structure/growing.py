@@ -163,7 +163,7 @@ def rearrange(net: Network, taken: dict[str, Tensor]) -> None:
         weight = picked(layer.weight, 0, rows)
         if wire.source is not None:
             positions = layer.weight.shape[1] // before[wire.source]
-            weight = picked(weight, 1, spread(taken[wire.source], positions))
+            weight = picked(weight, 1, unit_columns(taken[wire.source], positions))
         layer.weight = nn.Parameter(laid_out(weight))
         if layer.bias is not None:
             layer.bias = nn.Parameter(picked(layer.bias, 0, rows))
@@ -176,7 +176,7 @@ def rearrange(net: Network, taken: dict[str, Tensor]) -> None:
     head = net.heads[newest]
     assert isinstance(head, nn.Linear)
     positions = head.weight.shape[1] // before[target]
-    head.weight = nn.Parameter(picked(head.weight, 1, spread(taken[target], positions)))
+    head.weight = nn.Parameter(picked(head.weight, 1, unit_columns(taken[target], positions)))
     net.embedding = head.in_features = head.weight.shape[1]
 
 
@@ -236,10 +236,10 @@ def extended(taken: Tensor, more: list[int]) -> Tensor:
     return torch.cat([taken, torch.tensor(more, dtype=taken.dtype)])
 
 
-def spread(values: Tensor, positions: int) -> Tensor:
+def unit_columns(values: Tensor, positions: int) -> Tensor:
     """Turn what holds for units into what holds for their columns, `positions` for each.
 
-    >>> spread(torch.tensor([2, -1]), 3).tolist()
+    >>> unit_columns(torch.tensor([2, -1]), 3).tolist()
     [6, 7, 8, -1, -1, -1]
     """
     if values.dtype == torch.bool:

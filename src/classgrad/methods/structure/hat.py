@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from classgrad import seeds
-from classgrad.core.projector import follow_gradients
+from classgrad.core.projector import updates_follow_gradients
 from classgrad.errors import UserError
-from classgrad.methods.base import LayerRoom, Method, Step
+from classgrad.methods.base import LayerRank, Method, Step
 from classgrad.networks.layers import PerTask
 from classgrad.networks.network import Network
 from classgrad.networks.trunk import Trunk, Wire
@@ -65,8 +65,8 @@ class Gate(PerTask, nn.ReLU):
 
     def add_task(self) -> None:
         """Draw an embedding from N(0, 1) for one more task, and select it."""
-        chance = seeds.generator(self.seed, "gates", self.name, self.tasks)
-        start = torch.randn(self.units, generator=chance).to(self.used)
+        rng = seeds.generator(self.seed, "gates", self.name, self.tasks)
+        start = torch.randn(self.units, generator=rng).to(self.used)
         self.register_parameter(f"embedding_{self.tasks}", nn.Parameter(start))
         self.task = self.tasks
         self.tasks += 1
@@ -118,7 +118,7 @@ class HAT(Method):
     name: ClassVar[str] = "hat"
     summary: ClassVar[str] = "Hard Attention to the Task: a mask over units per task (ICML 2018)"
     aliases: ClassVar[dict[str, str]] = {"c": "sparsity", "smax": "steepness"}
-    free_start: ClassVar[bool] = False
+    first_task_is_finetune: ClassVar[bool] = False
     parallel: ClassVar[bool] = True
 
     sparsity: float = Field(default=0.75, ge=0, description="price of units no earlier task uses")
@@ -182,7 +182,7 @@ class HAT(Method):
         """Mask the gradients of what tasks share, and scale those of the embeddings."""
         if self._factors is None:
             self._factors = list(self._shared(net))
-        if not follow_gradients(step.optimizer):
+        if not updates_follow_gradients(step.optimizer):
             self._before = [parameter.detach().clone() for parameter, _ in self._factors]
         else:
             for parameter, factor in self._factors:
@@ -232,10 +232,10 @@ class HAT(Method):
         for gate in self._gates.values():
             gate.slope = None
 
-    def room(self) -> list[LayerRoom]:
+    def layer_ranks(self) -> list[LayerRank]:
         """Return how many units of each gate are used."""
         return [
-            LayerRoom(name, gate.units, int(gate.used.round().sum()))
+            LayerRank(name, gate.units, int(gate.used.round().sum()))
             for name, gate in self._gates.items()
         ]
 
@@ -245,7 +245,7 @@ class HAT(Method):
         return sum(t.nbytes for gate in gates for t in (*gate.parameters(), gate.used))
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue with a network whose gates hold all there is to know."""
+        """Load a state; all of it is in the gates of the network."""
         self._attach(net)
 
 

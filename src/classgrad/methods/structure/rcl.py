@@ -35,7 +35,7 @@ from classgrad.errors import UserError
 from classgrad.methods.base import Fit, Step
 from classgrad.methods.structure.expanding import Expanding, added
 from classgrad.methods.structure.growing import grow, resize, units, width
-from classgrad.networks.network import Network, global_chance_kept
+from classgrad.networks.network import Network, preserved_rng
 from classgrad.prediction.accuracy import accuracy
 from classgrad.tasks import Task
 
@@ -58,7 +58,7 @@ class Controller(nn.Module):
     ) -> None:
         super().__init__()
         self.choices = choices
-        with global_chance_kept():
+        with preserved_rng():
             self.memory = nn.LSTM(choices, hidden, num_layers=2, batch_first=True)
             self.odds = nn.Linear(hidden, choices)
             self.critic = nn.Linear(hidden, 1)
@@ -135,7 +135,7 @@ class RCL(Expanding):
         alpha: InitVar[float] = price
 
     _task: int = PrivateAttr(default=-1)
-    _tried: list[dict[str, Any]] = PrivateAttr(default_factory=list)  # actions and rewards
+    _children: list[dict[str, Any]] = PrivateAttr(default_factory=list)  # actions and rewards
     _start: dict[str, Any] = PrivateAttr(default_factory=dict)  # the network before any child
     _best: dict[str, Any] = PrivateAttr(default_factory=dict)  # the best child so far
 
@@ -153,8 +153,8 @@ class RCL(Expanding):
         """Freeze what earlier tasks learnt, unless the task has begun before."""
         if self._task == task.id:
             return
-        self._task, self._tried, self._best = task.id, [], {}
-        self._start = taken(net) if task.id else {}
+        self._task, self._children, self._best = task.id, [], {}
+        self._start = snapshot(net) if task.id else {}
         self.set_free(net, added(net, width(net)) if task.id else None)
 
     def rounds(self, task: Task) -> int:
@@ -167,11 +167,11 @@ class RCL(Expanding):
             fit([task])
             return
         controller = self._controller(net, task)
-        while len(self._tried) < self.trials:
-            put_back(net, self._start)
-            number = len(self._tried)
-            chance = seeds.generator(net.seed, "choices", task.id, number)
-            actions = controller.sample(len(width(net)), chance)
+        while len(self._children) < self.trials:
+            restore_network(net, self._start)
+            number = len(self._children)
+            rng = seeds.generator(net.seed, "choices", task.id, number)
+            actions = controller.sample(len(width(net)), rng)
             before = width(net)
             more = dict(zip(before, actions, strict=True))
             grow(net, more, seeds.generator(net.seed, "children", task.id))
@@ -180,10 +180,10 @@ class RCL(Expanding):
             right = accuracy(net, task.id, task, task.valid) / 100
             reward = right - self.price * sum(actions)
             controller.learn(actions, reward)
-            if not self._best or reward > max(tried["reward"] for tried in self._tried):
-                self._best = taken(net)
-            self._tried.append({"actions": actions, "reward": reward})
-        put_back(net, self._best)
+            if not self._best or reward > max(tried["reward"] for tried in self._children):
+                self._best = snapshot(net)
+            self._children.append({"actions": actions, "reward": reward})
+        restore_network(net, self._best)
         self.set_free(net, {})  # nothing more is trained; the units are those of the best
 
     def _controller(self, net: Network, task: Task) -> Controller:
@@ -195,7 +195,7 @@ class RCL(Expanding):
             rate=self.controller_rate,
             critic_rate=self.critic_rate,
         )
-        for tried in self._tried:
+        for tried in self._children:
             controller.learn(tried["actions"], tried["reward"])
         return controller
 
@@ -209,28 +209,28 @@ class RCL(Expanding):
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
         """Keep nothing but how many units each task has."""
-        self._task, self._tried, self._start, self._best = -1, [], {}, {}
+        self._task, self._children, self._start, self._best = -1, [], {}, {}
         self.set_free(net, None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the units of every task and, within a task, what was tried."""
-        own = {"task": self._task, "tried": list(self._tried)}
+        own = {"task": self._task, "tried": list(self._children)}
         return {**super().state_dict(), **own, "start": self._start, "best": self._best}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Continue from a state."""
+        """Load a state."""
         super().load_state_dict(state, net)
-        self._task, self._tried = state["task"], list(state["tried"])
+        self._task, self._children = state["task"], list(state["tried"])
         self._start, self._best = dict(state["start"]), dict(state["best"])
 
 
-def taken(net: Network) -> dict[str, Any]:
+def snapshot(net: Network) -> dict[str, Any]:
     """Return a copy of all sizes and values of a network."""
     values: dict[str, Tensor] = {name: v.detach().clone() for name, v in net.state_dict().items()}
     return {"units": units(net), "values": values}
 
 
-def put_back(net: Network, state: dict[str, Any]) -> None:
+def restore_network(net: Network, state: dict[str, Any]) -> None:
     """Give a network these sizes and values."""
     resize(net, state["units"])
     net.load_state_dict(state["values"])
