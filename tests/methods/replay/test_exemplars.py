@@ -1,9 +1,9 @@
-"""Herding against trying every sample, and lists that are only ever cut."""
+"""Herding against trying every sample, and lists that are only ever truncate."""
 
 import numpy as np
 import torch
 
-from classgrad.methods.replay.icarl import choose, cut, herd
+from classgrad.methods.replay.icarl import choose, herd, truncate
 from classgrad.tasks import Split
 from oracles.distilled import greedy
 
@@ -45,6 +45,6 @@ def test_classes_are_chosen_and_cut_each_on_its_own():
     chosen = choose(Split(images, labels), features, 3)
     assert chosen.images.flatten().tolist() == [4, 2, 6, 5, 1, 3]
     assert chosen.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    shorter = cut(chosen, 2)
+    shorter = truncate(chosen, 2)
     assert shorter.images.flatten().tolist() == [4, 2, 5, 1]
-    assert cut(shorter, 5).images.equal(shorter.images)
+    assert truncate(shorter, 5).images.equal(shorter.images)

@@ -107,10 +107,10 @@ def test_a_group_without_points_gets_none():
 def test_groups_equal_those_of_plain_lloyd():
     sizes = set()
     for seed in range(100):
-        rng = np.random.default_rng(seed)
-        points, count = int(rng.integers(2, 12)), int(rng.integers(1, 5))
+        draws = np.random.default_rng(seed)
+        points, count = int(draws.integers(2, 12)), int(draws.integers(1, 5))
         count = min(count, points)
-        x = rng.standard_normal((points, 3)) + 3 * rng.integers(0, 3, (points, 1))
+        x = draws.standard_normal((points, 3)) + 3 * draws.integers(0, 3, (points, 1))
         first = torch.randperm(points, generator=rng(seed))[:count].tolist()
         centres, groups = [x[i] for i in first], None
         for _ in range(100):

@@ -246,7 +246,7 @@ def test_a_network_resumed_from_its_state_goes_on_alike():
 
 def test_a_capacity_that_cannot_be_reached_is_refused():
     trunk = networks.build("mlp", (1, 4, 4), 1).trunk
-    with pytest.raises(UserError, match=r"columns of full width store .* not 5000 %"):
+    with pytest.raises(UserError, match=r"columns of full width have a capacity of .* not 5000 %"):
         width_for(trunk, [2, 2], 5000)
 
 

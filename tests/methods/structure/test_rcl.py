@@ -44,7 +44,7 @@ def test_the_policy_gradient_is_that_of_the_expected_reward():
         return odds, sum(odds[a] * r for a, r in rewards.items())
 
     odds, _ = expected()
-    parameters = [*controller.memory.parameters(), *controller.odds.parameters()]
+    parameters = [*controller.lstm.parameters(), *controller.policy.parameters()]
     mean = [torch.zeros_like(p) for p in parameters]
     for actions, reward in rewards.items():
         found = torch.autograd.grad(controller.loss(list(actions), reward), parameters)

@@ -113,6 +113,6 @@ def test_a_layer_that_cannot_start_anew_is_refused():
         net = Network(nn.Sequential(nn.Flatten(), nn.Linear(16, 5), Own()), 5)
         net.add_task(2)
     stacked = STL().wrap(net, FLAT, 1)
-    with pytest.raises(UserError, match=r"layer '2' \(Own\) cannot be made anew") as caught:
+    with pytest.raises(UserError, match=r"layer '2' \(Own\) cannot be reset") as caught:
         stacked.add_task(2)
     assert "\n" not in str(caught.value)

@@ -1,13 +1,13 @@
-"""A-GEM, averaged gradient episodic memory (Chaudhry et al., ICLR 2019).
+"""A-GEM, Averaged Gradient Episodic Memory (Chaudhry et al., ICLR 2019).
 
 The memory holds samples of finished tasks. With g the gradient of the current batch and g_ref that
 of a batch from the memory, over the trunk and all heads, a step must not raise the memory's loss:
 if gᵀ g_ref < 0, g becomes g - (gᵀ g_ref / g_refᵀ g_ref) g_ref (Eq. 11), else it stays as it is.
-The current head has no part in g_ref and so keeps its gradient; heads of finished tasks have none
-in g and move by the part of g_ref alone.
+g_ref is zero for the current head, which so keeps its gradient; g is zero for heads of finished
+tasks, which so move along g_ref alone.
 
 Differences from the paper and the released code: the memory has `memory` samples in all, an equal
-share for each task so far, drawn at random with classes in balance when the task ends (there: a
+share for each task so far, drawn at random with balanced classes when the task ends (there: a
 number per class for the whole stream, the last ones seen); batches from it are drawn task by task
 (`classgrad.methods.replay.base`).
 """
@@ -24,7 +24,7 @@ from classgrad.networks.network import Network
 
 
 class AGEM(Episodic):
-    """Remove from a gradient what would raise the average loss on the memory."""
+    """Remove the part of a gradient that would raise the mean loss on the memory."""
 
     name: ClassVar[str] = "agem"
     summary: ClassVar[str] = "A-GEM: gradients that spare the memory's mean loss (ICLR 2019)"
@@ -47,6 +47,6 @@ def spare(gradient: Tensor, reference: Tensor) -> Tensor:
     largest = reference.abs().max()
     if largest == 0:
         return gradient
-    reference = reference / largest  # its length does not matter, but its square could vanish
+    reference = reference / largest  # its length does not matter, but its square could underflow
     along, square = products(torch.stack([gradient, reference]), reference[None]).flatten().tolist()
     return gradient if along >= 0 else gradient - along / square * reference

@@ -1,13 +1,13 @@
-"""What the replay methods share: kept samples, and their losses and gradients as things are now.
+"""The base of the replay methods: kept samples, and their current losses and gradients.
 
-Each task's part of a batch from the memory goes through the network on its own, with the transform,
+Each task's part of a batch from the memory goes through the network separately, with the transform,
 the head and the norms of its task, because BatchNorm at test time sees one task at a time too; the
 papers draw mixed batches uniformly. `ReplayMemory.draw` says how tasks are chosen and weighted so
 that the expected loss is still the mean over the memory. In a network with BatchNorm every part has
 at least 8 samples, so that a small batch is of some of the tasks only, and a task with a single
 sample in the memory is left out: alone it has no batch statistics. With `norm=stored` a pass
-updates the statistics of its task, which so follow the moving trunk; when a task is learnt those of
-earlier ones are measured on what is kept of them.
+updates the stored statistics of its task, so that they follow the changing trunk; when a task is
+learnt, those of earlier tasks are recalibrated on their kept samples.
 """
 
 import math
@@ -28,13 +28,13 @@ from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
 from classgrad.tasks import Task, Transform
 
-# Samples of a task that make fair batch statistics.
+# Fewest samples of a task for usable batch statistics.
 MIN_BN_SAMPLES = 8
 BATCH_NORMS = (TaskBatchNorm, nn.modules.batchnorm._BatchNorm)
 
 
 class Rehearsal(Method, ABC):
-    """Keep raw samples of earlier tasks and go on learning from them."""
+    """Keep raw samples of earlier tasks and continue to learn from them."""
 
     revisits: ClassVar[bool] = True
     rehearsal_free: ClassVar[bool] = False
@@ -52,10 +52,10 @@ class Rehearsal(Method, ABC):
 
     @abstractmethod
     def empty_memory(self) -> ReplayMemory:
-        """Return the kind of memory this method keeps, empty."""
+        """Return an empty memory of the type this method uses."""
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
-        """Learn how images of each task become inputs; the images come from the memory."""
+        """Keep the transforms of all tasks, for images from the memory."""
         self._memory = self.empty_memory()
         self._transforms = [task.transform for task in stream]
         self._normed = any(isinstance(module, BATCH_NORMS) for module in net.modules())
@@ -68,11 +68,11 @@ class Rehearsal(Method, ABC):
 
     @property
     def _least(self) -> int:
-        """Samples of a task that can go through the network on their own, at least."""
+        """Fewest samples of a task that can go through the network by themselves."""
         return 2 if self._normed else 1
 
     def fit_task(self, net: Network, task: Task, fit: Fit) -> None:
-        """Train on a task, then measure the stored statistics of earlier ones."""
+        """Train on a task, then recalibrate the stored statistics of earlier ones."""
         fit([task])
         net.train()
         dtype = next(net.parameters()).dtype
@@ -97,14 +97,14 @@ class Rehearsal(Method, ABC):
     def task_loss(self, net: Network, task: int, index: Tensor) -> Tensor:
         """Return the mean cross-entropy of some of a task's kept samples.
 
-        Several processes have a shard of them each, by its weight.
+        With several processes, it is that of a shard times its weight.
         """
         kept = self._memory.parts[task]
         with self.sharded(net, len(index)) as shard:
-            own = index[shard.part]
-            images = kept.unit_images(own, next(net.parameters()).dtype)
+            local = index[shard.part]
+            images = kept.unit_images(local, next(net.parameters()).dtype)
             logits = net(self._transforms[task](images), task)
-            return shard.weighted(functional.cross_entropy(logits, kept.labels[own]))
+            return shard.weighted(functional.cross_entropy(logits, kept.labels[local]))
 
     def batch_loss(self, net: Network, parts: Sequence[Part]) -> Tensor:
         """Return the weighted loss of a batch from the memory."""
@@ -121,10 +121,10 @@ class Rehearsal(Method, ABC):
 
 
 class Episodic(Rehearsal):
-    """Keep an equal share of every finished task, and compare gradients with theirs.
+    """Keep equally many samples of every finished task, and compare gradients with theirs.
 
     When a task ends, memory // (tasks so far) samples of each are kept, drawn at random with
-    classes in balance.
+    balanced classes.
     """
 
     def empty_memory(self) -> EqualShares:
@@ -132,7 +132,7 @@ class Episodic(Rehearsal):
         return EqualShares(self.memory)
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
-        """Make sure that there is room for every task."""
+        """Refuse a memory that is too small for all tasks."""
         super().wrap(net, stream, seed)
         needed = self._least * len(stream)
         if self.memory < needed:
@@ -146,15 +146,15 @@ class Episodic(Rehearsal):
         self._memory.add(task.id, task.train, generator)
 
     def gradient_of(self, loss: Tensor, step: Step) -> Tensor:
-        """Return the gradient of a loss over all that moves, as one vector."""
+        """Return the gradient of a loss for all trained parameters, as one vector."""
         value = float(self.processes.mean(loss.detach()))
         if not math.isfinite(value):
             raise UserError(f"the loss of kept samples is {value}: lower learning_rate")
         parameters = moved(step)
-        found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        return self.processes.mean(gather(parameters, found))
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return self.processes.mean(gather(parameters, gradients))
 
 
 def moved(step: Step) -> list[nn.Parameter]:
-    """Return the parameters the optimiser moves: the trunk and all heads."""
+    """Return the parameters the optimiser trains: the trunk and all heads."""
     return [p for group in step.optimizer.param_groups for p in group["params"]]

@@ -1,8 +1,8 @@
 """Samples kept for later tasks: a reservoir over all of them, or an equal share of each task.
 
-Images stay as the data have them (uint8 or float) and are held task by task, because tasks may
+Images keep the type of the data (uint8 or float) and are stored task by task, because tasks may
 have images of different shapes. Neither memory ever holds more samples than its capacity. Nothing
-is changed in place, so a state that was taken stays what it was.
+is changed in place, so a state returned earlier does not change.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from classgrad.tasks import Split
 
 @dataclass(frozen=True)
 class Part:
-    """What a batch from the memory has of one task: rows of its samples, weight of their mean."""
+    """One task's part of a batch from the memory: indices of samples, weight of their mean."""
 
     task: int
     index: Tensor
@@ -52,9 +52,9 @@ class ReplayMemory:
     ) -> list[Part]:
         """Draw a batch of about `count` samples, an equal number of each task.
 
-        With fewer than `per_task` samples for each task, only as many tasks as get that many take
-        part, chosen at random. A weight is (tasks here / tasks chosen) times the task's share of
-        the samples here, so that the expected sum of weighted means is the mean over the memory.
+        If `count` is too small for `per_task` samples of each task, fewer tasks are chosen, at
+        random. A weight is (tasks / tasks chosen) times the task's share of the samples in memory,
+        so that the expected sum of weighted means is the mean over the memory.
         """
         tasks = self.tasks(without=without, least=least)
         if not tasks:
@@ -87,25 +87,25 @@ class ReplayMemory:
 class Reservoir(ReplayMemory):
     """A uniform sample of all that was ever inserted (Vitter, 1985).
 
-    The n-th sample, from 0, goes to place n while there is room, then to place j drawn from 0..n
-    if that is below the capacity, and is forgotten otherwise.
+    The n-th sample, from 0, goes to slot n while there are free ones, then to slot j drawn from
+    0..n if that is below the capacity, and is dropped otherwise.
     """
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
         self.seen = 0
-        self.places: dict[int, Tensor] = {}  # by task: the place of each of its samples
+        self.places: dict[int, Tensor] = {}  # by task: the slot of each of its samples
 
     def draw_places(self, count: int, generator: torch.Generator) -> Tensor:
-        """Return the places of the next `count` samples; those beyond the capacity are none."""
+        """Return the slots of the next `count` samples; beyond the capacity a sample is dropped."""
         number = torch.arange(self.seen, self.seen + count)
         uniform = torch.rand(count, generator=generator, dtype=torch.float64)
         return torch.where(number < self.capacity, number, (uniform * (number + 1)).long())
 
     def insert(self, task: int, samples: Split, places: Tensor) -> None:
-        """Take in the next samples, one after another, at the places drawn for them."""
+        """Insert the next samples, one after another, in the slots drawn for them."""
         self.seen += len(samples)
-        # Of two samples for one place the later one stays.
+        # Of two samples for one slot the later one stays.
         last = {place: i for i, place in enumerate(places.tolist()) if place < self.capacity}
         if not last:
             return
@@ -127,7 +127,7 @@ class Reservoir(ReplayMemory):
             self.places[task] = places[kept]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the samples, their places and how many were seen."""
+        """Return the samples, their slots and how many were seen."""
         places = {str(task): of_task for task, of_task in self.places.items()}
         return {"seen": self.seen, "places": places, "parts": super().state_dict()}
 
@@ -144,13 +144,13 @@ class EqualShares(ReplayMemory):
     def add(self, task: int, samples: Split, generator: torch.Generator) -> None:
         """Keep random samples of one more task, and fewer of the earlier ones.
 
-        Samples lie in a random order of which every beginning has its classes in balance, so
-        cutting off the end drops samples at random and keeps the balance.
+        Samples are in a random order in which every prefix has balanced classes, so truncating it
+        drops samples at random and keeps the balance.
         """
         share = self.capacity // (len(self.parts) + 1)
         chosen = balanced_order(samples.labels, generator)[:share]
         self.parts[task] = Split(samples.images[chosen], samples.labels[chosen])
-        # Clones, because a slice would keep the memory of what was cut off.
+        # Clones, because a slice would keep the dropped samples in memory.
         self.parts = {
             t: Split(part.images[:share].clone(), part.labels[:share].clone())
             for t, part in self.parts.items()
@@ -158,7 +158,7 @@ class EqualShares(ReplayMemory):
 
 
 def balanced_order(labels: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a random order of samples in which the classes take turns as long as they last.
+    """Return a random order of samples in which the classes alternate as long as they last.
 
     >>> rng = torch.Generator().manual_seed(0)
     >>> labels = torch.tensor([0, 0, 0, 0, 1, 1])

@@ -3,12 +3,12 @@
 Every step learns from the current batch B and from a batch B_M of the memory M together: the loss
 is the mean cross-entropy over the samples of both, (|B| L(B) + |B_M| L(B_M)) / (|B| + |B_M|). Then
 the samples of B are offered to M by reservoir sampling: the n-th sample ever seen, from 0, goes to
-place n of M while there is room, else to place j ~ U{0..n} if j < |M|. So M is at any time a
+slot n of M while there are free ones, else to slot j ~ U{0..n} if j < |M|. So M is at any time a
 uniform sample of all that was seen.
 
 Differences from the paper: batches from the memory are drawn task by task
-(`replay.base`). A task lasts many epochs here, so samples are offered in its first
-epoch only: each is seen once.
+(`classgrad.methods.replay.base`). A task lasts many epochs here, so samples are offered in its
+first epoch only: each is offered once.
 
 Differences from the released code: only samples of finished tasks are replayed
 (`replay_current=True` replays those of the current task too); j is drawn from 0..n, not 0..n-1.
@@ -48,10 +48,10 @@ class ER(Rehearsal):
         parts = self.draw(step, without=None if self.replay_current else step.task.id)
         if not parts:
             return current
-        here, there = len(step.batch), sum(len(part.index) for part in parts)
-        # The memory's loss is by its own weight already, and the sum will get that of the batch.
-        of_memory = self.batch_loss(net, parts) / step.shard.weight
-        return (here * current + there * of_memory) / (here + there)
+        new, replayed = len(step.batch), sum(len(part.index) for part in parts)
+        # The memory's loss already has its shard weight; the sum is multiplied by the batch's.
+        memory_loss = self.batch_loss(net, parts) / step.shard.weight
+        return (new * current + replayed * memory_loss) / (new + replayed)
 
     def after_step(self, net: Network, step: Step) -> None:
         """Offer the batch to the reservoir, in the first epoch."""

@@ -2,19 +2,19 @@
 
 The memory holds samples of finished tasks. With g the gradient of the current batch and g_k that of
 the samples of finished task k, over the trunk and all heads, a step must not raise the loss of any
-of them: g_kᵀ g̃ >= 0 for all k. If g breaks one of these constraints, it is replaced by the closest
-g̃ that keeps all, found in the dual: with the rows g_k in G,
+of them: g_kᵀ g̃ >= 0 for all k. If g violates one of these constraints, it is replaced by the
+closest g̃ that satisfies all, found in the dual: with the rows g_k in G,
 
     min_v ½ vᵀ (G Gᵀ + ridge I) v + (G g)ᵀ v  subject to  v >= margin,   g̃ = Gᵀ v + g.
 
-With margin γ = 0 and no ridge, g̃ is the projection of g onto the cone. The margin gives every
-g_k at least that part in g̃, which favours earlier tasks. The ridge keeps v finite where the g_k
-depend on each other; gradients whose square is far below it are hardly corrected.
+With margin γ = 0 and no ridge, g̃ is the projection of g onto the cone. The margin is the least
+weight of every g_k in g̃, which favours earlier tasks. The ridge keeps v finite where the g_k are
+linearly dependent; gradients whose square is far below it are hardly corrected.
 
 Differences from the paper: γ is a lower bound of v, as in the released code, where the paper adds
 it to v; `memory` counts samples of all tasks together, with an equal share for each task so far
-(the paper: 256 per task); a step looks at `memory_batch` random samples of each task (0: at all,
-as in the paper); kept samples are drawn at random with classes in balance, not the last ones seen.
+(the paper: 256 per task); a step uses `memory_batch` random samples of each task (0: all, as in the
+paper); kept samples are drawn at random with balanced classes, not the last ones seen.
 """
 
 from dataclasses import InitVar
@@ -45,9 +45,9 @@ class GEM(Episodic):
         description="samples of each finished task in every step; 0: all that are kept",
     )
     margin: float = Field(
-        default=0.5, ge=0, le=1e6, description="least part of each task's gradient in a step (γ)"
+        default=0.5, ge=0, le=1e6, description="least weight of each task's gradient in a step (γ)"
     )
-    ridge: float = Field(default=1e-3, gt=0, description="what is added to the diagonal of G Gᵀ")
+    ridge: float = Field(default=1e-3, gt=0, description="added to the diagonal of G Gᵀ")
 
     if TYPE_CHECKING:  # aliases, see Settings
         gamma: InitVar[float] = margin
@@ -87,13 +87,13 @@ def closest_within(gradient: Tensor, rows: Tensor, margin: float, ridge: float) 
 
 
 def minimise_above(q: Tensor, c: Tensor, lower: float = 0.0) -> Tensor:
-    """Return the v >= lower with the least ½ vᵀ Q v + cᵀ v; Q (n x n) is positive definite.
+    """Return the v >= lower that minimises ½ vᵀ Q v + cᵀ v; Q (n x n) is positive definite.
 
     With u = v - lower, that is the non-negative least squares problem min ‖A u - b‖ for any A and b
-    with Aᵀ A = Q and Aᵀ b = -(c + Q lower), here by the eigenvectors of Q. Q is brought to a unit
+    with Aᵀ A = Q and Aᵀ b = -(c + Q lower), here by the eigenvectors of Q. Q is scaled to a unit
     diagonal first: gradients of tasks differ by orders of magnitude, and the eigenvectors of the
-    small ones would otherwise be rounding. Directions in which Q is zero up to rounding are free of
-    cost and left out.
+    small ones would otherwise be lost in rounding. Directions in which Q is zero up to rounding
+    cost nothing and are left out.
 
     >>> q = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
     >>> minimise_above(q, torch.tensor([-3.0, 1.0]), 0.0).round(decimals=9).tolist()
@@ -102,10 +102,10 @@ def minimise_above(q: Tensor, c: Tensor, lower: float = 0.0) -> Tensor:
     from scipy.optimize import nnls
 
     q, c = q.double(), c.double()
-    unit = q.diagonal().rsqrt()
-    values, vectors = torch.linalg.eigh(q * unit * unit[:, None])
-    held = values > len(c) * torch.finfo(q.dtype).eps * values[-1]
-    roots, vectors = values[held].sqrt(), vectors[:, held]
-    a, b = roots[:, None] * vectors.T, -(vectors.T @ (unit * (c + lower * q.sum(1)))) / roots
+    scale = q.diagonal().rsqrt()
+    values, vectors = torch.linalg.eigh(q * scale * scale[:, None])
+    kept = values > len(c) * torch.finfo(q.dtype).eps * values[-1]
+    roots, vectors = values[kept].sqrt(), vectors[:, kept]
+    a, b = roots[:, None] * vectors.T, -(vectors.T @ (scale * (c + lower * q.sum(1)))) / roots
     u, _ = nnls(a.numpy(), b.numpy(), maxiter=100 * len(c))
-    return torch.from_numpy(np.asarray(u)) * unit + lower
+    return torch.from_numpy(np.asarray(u)) * scale + lower

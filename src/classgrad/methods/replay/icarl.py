@@ -1,34 +1,34 @@
 """iCaRL (Rebuffi, Kolesnikov, Sperl, Lampert; CVPR 2017): exemplars, distillation, nearest means.
 
 Exemplars.  At most K training images are kept (`memory`), m = K / t for each of the t classes so
-far. Those of a new class are herded: the next one brings the mean of the chosen embeddings φ (of
-length 1) nearest to the mean of the class. Lists of older classes are cut to their first m. A class
-is what one task calls one: a name that returns in another task is counted again.
+far. Those of a new class are herded: each next exemplar brings the mean of the chosen embeddings φ
+(of length 1) nearest to the mean of the class. Lists of older classes are truncated to their first
+m. Classes belong to one task: a class name that returns in another task is counted again.
 
 Learning.  Outputs g_y of all heads so far are sigmoids, each with its own cross-entropy. For images
-of the new task and exemplars x_i, q_i^y is what the network answered before this task:
+of the new task and exemplars x_i, q_i^y is the output of the network before this task:
 
 ℓ = - Σ_i [ Σ_{y new} δ_{y=y_i} log g_y(x_i) + δ_{y≠y_i} log(1 - g_y(x_i))
           + Σ_{y old} q_i^y log g_y(x_i) + (1 - q_i^y) log(1 - g_y(x_i)) ]
 
-summed over outputs, averaged over images. From the old outputs' part its value before the task is
-taken off, a constant: it is 0 as long as nothing has moved.
+summed over outputs, averaged over images. From the part of the old outputs its value before the
+task, a constant, is subtracted: it is 0 as long as no weight has moved.
 
-Answers.  The class of the asked task whose mean of exemplars μ_y is nearest to φ(x), both of length
-1 (`NearestMeans`); the score is -||φ(x) - μ_y||². After every task the means of all classes are
-computed anew, with the network as it is then. While a task is learnt (validation) its head answers.
+Prediction.  The class of the given task whose mean of exemplars μ_y is nearest to φ(x), both of
+length 1 (`NearestMeans`); the score is -||φ(x) - μ_y||². After every task the means of all classes
+are computed again with the current network. While a task is learnt (validation), its head predicts.
 
 Differences from the paper: it trains on the union of new images and exemplars; here every step has
 a batch of the task and `memory_batch` exemplars, and averages over both. BatchNorm sees one task at
-a time in testing, so exemplars of different tasks never share a pass: a step takes those of a few
-tasks, drawn at random, so many of each, weighted so that what is expected is the mean over all
-exemplars. The paper has one growing head and asks it for any class; here tasks have heads and the
-task is given. No augmentation. The released code means over outputs, where the sum is taken here.
+a time in testing, so exemplars of different tasks never share a pass: a step takes equally many
+exemplars of a few tasks, drawn at random and weighted so that the expected loss is the mean over
+all exemplars. The paper has one growing head that predicts any class; here tasks have heads and the
+task is given. No augmentation. The released code averages over outputs, which are summed here.
 
-Where embeddings depend on the task (norms of its own), an old head sees every image through its
-task's norms, with stored statistics and without dropout, just as its answers were recorded. Where
-all tasks have one head, new and old outputs are the same: images of the task have their labels for
-targets, exemplars the recorded answers.
+Where embeddings depend on the task (norms per task), an old head sees every image through its
+task's norms, with stored statistics and without dropout, just as its outputs were recorded. Where
+all tasks have one head, new and old outputs are the same: images of the task have their labels as
+targets, exemplars the recorded outputs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,8 +60,8 @@ from classgrad.tasks import Split, Task, Transform
 class NearestMeans(Network):
     """Heads while training; in evaluation mode -||z - μ_y||² for each class y of the task.
 
-    z is the embedding and μ_y the mean of the class, both of length 1. Tasks without means are
-    answered by their heads. The means are buffers: they go wherever the network goes.
+    z is the embedding and μ_y the mean of the class, both of length 1. Tasks without means use
+    their heads. The means are buffers, so they are saved and moved with the network.
     """
 
     means_known: Tensor  # how many tasks have means, from the first on
@@ -78,21 +78,21 @@ class NearestMeans(Network):
         """Return a network with the trunk and the heads of `net`, or `net` if it is one already."""
         if isinstance(net, cls):
             return net
-        made = cls(net.trunk, net.embedding, seed=net.seed, shared_head=net.shared_head)
-        made.heads = net.heads
+        wrapped = cls(net.trunk, net.embedding, seed=net.seed, shared_head=net.shared_head)
+        wrapped.heads = net.heads
         for task in range(len(net.heads)):
-            made._add_means(task, net.head_parameters(task)[0].shape[0])
-        return made.train(net.training)
+            wrapped._add_means(task, net.head_parameters(task)[0].shape[0])
+        return wrapped.train(net.training)
 
     def add_task(self, classes: int) -> None:
-        """Append what the next task owns, with room for its means."""
+        """Append the head of the next task, and a buffer for its means."""
         super().add_task(classes)
         self._add_means(len(self.heads) - 1, classes)
 
     def _add_means(self, task: int, classes: int) -> None:
         like = next(self.trunk.parameters())
-        room = torch.zeros(classes, self.embedding, dtype=like.dtype, device=like.device)
-        self.register_buffer(f"means_{task}", room)
+        means = torch.zeros(classes, self.embedding, dtype=like.dtype, device=like.device)
+        self.register_buffer(f"means_{task}", means)
 
     @property
     def means(self) -> list[Tensor]:
@@ -100,9 +100,9 @@ class NearestMeans(Network):
         return [self.get_buffer(f"means_{task}") for task in range(int(self.means_known))]
 
     def set_means(self, means: list[Tensor]) -> None:
-        """Answer for the first tasks by these means, which are brought to length 1."""
-        for task, of_task in enumerate(means):
-            self.get_buffer(f"means_{task}").copy_(functional.normalize(of_task, dim=1))
+        """Predict the first tasks by these means, which are scaled to length 1."""
+        for task, task_means in enumerate(means):
+            self.get_buffer(f"means_{task}").copy_(functional.normalize(task_means, dim=1))
         self.means_known.fill_(len(means))
 
     def classify(self, features: Tensor, task: int) -> Tensor:
@@ -114,26 +114,25 @@ class NearestMeans(Network):
 
 
 def herd(features: Tensor, count: int) -> Tensor:
-    """Rows (n x d) -> up to `count` of their indices; the first k have a mean near that of all.
+    """Rows (n x d) -> up to `count` of their indices; the mean of the first k is near that of all.
 
-    Greedy: the k-th is p_k = argmin_x ||μ - (φ(x) + Σ_{j<k} φ(p_j)) / k||, among those not chosen
-    yet.
+    Greedy: the k-th is p_k = argmin_x ||μ - (φ(x) + Σ_{j<k} φ(p_j)) / k||, of those not chosen yet.
 
     >>> herd(torch.tensor([[0.0], [4.0], [5.0], [11.0]]), 3)  # mean 5; then (5 + 4) / 2, ...
     tensor([2, 1, 3])
     """
-    features = features.cpu().double()  # which not every device has
-    mean, lengths = features.mean(0), features.square().sum(1)
-    rest = torch.zeros_like(mean)  # k μ - Σ_{j<k} φ(p_j): what the k-th would have to be
-    free = torch.zeros_like(lengths)  # minus infinity once chosen
+    features = features.cpu().double()  # on the CPU, as not every device has double precision
+    mean, squares = features.mean(0), features.square().sum(1)
+    ideal = torch.zeros_like(mean)  # k μ - Σ_{j<k} φ(p_j): the best possible k-th
+    penalty = torch.zeros_like(squares)  # minus infinity once chosen
     chosen: list[int] = []
     for _ in range(min(count, len(features))):
-        rest = rest + mean
-        nearness = 2 * features @ rest - lengths  # ||rest||² - ||rest - φ||²
-        best = int((nearness + free).argmax())
+        ideal = ideal + mean
+        nearness = 2 * features @ ideal - squares  # ||ideal||² - ||ideal - φ||²
+        best = int((nearness + penalty).argmax())
         chosen.append(best)
-        rest = rest - features[best]
-        free[best] = -torch.inf
+        ideal = ideal - features[best]
+        penalty[best] = -torch.inf
     return torch.tensor(chosen)
 
 
@@ -141,12 +140,12 @@ def choose(split: Split, features: Tensor, count: int) -> Split:
     """Return up to `count` samples of every class in the order of herding, class after class."""
     kept = []
     for label in split.labels.unique():
-        own = (split.labels == label).nonzero().flatten()
-        kept.append(own[herd(features[own], count)])
+        index = (split.labels == label).nonzero().flatten()
+        kept.append(index[herd(features[index], count)])
     return _part(split, torch.cat(kept))
 
 
-def cut(split: Split, count: int) -> Split:
+def truncate(split: Split, count: int) -> Split:
     """Return the first `count` samples of every class."""
     kept = [(split.labels == label).nonzero().flatten()[:count] for label in split.labels.unique()]
     return _part(split, torch.cat(kept))
@@ -156,12 +155,12 @@ def _part(split: Split, index: Tensor) -> Split:
     return Split(split.images[index], split.labels[index])
 
 
-# Exemplars of one task in a pass, at least: fewer make poor batch statistics.
+# Fewest exemplars of one task in a pass: fewer make poor batch statistics.
 PER_TASK = 16
 
 
 class ICaRL(Distilled):
-    """Learn each task with exemplars of the old ones, and answer by their nearest mean."""
+    """Learn each task with exemplars of the old ones, and predict by the nearest class mean."""
 
     name: ClassVar[str] = "icarl"
     summary: ClassVar[str] = "iCaRL: exemplars, distillation, nearest class means (CVPR 2017)"
@@ -177,8 +176,8 @@ class ICaRL(Distilled):
 
     _transforms: list[Transform] = PrivateAttr(default_factory=list)
     _exemplars: list[Split] = PrivateAttr(default_factory=list)  # by task
-    _recorded: Tensor | None = PrivateAttr(default=None)  # to the images of the task at hand
-    _exemplar_recorded: list[Tensor] = PrivateAttr(default_factory=list)
+    _recorded: Tensor | None = PrivateAttr(default=None)  # outputs for the current task's images
+    _exemplar_recorded: list[Tensor] = PrivateAttr(default_factory=list)  # by task
     _mean_bytes: int = PrivateAttr(default=0)
 
     @property
@@ -187,12 +186,12 @@ class ICaRL(Distilled):
         return self._exemplars
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
-        """Let the network answer by nearest means."""
+        """Let the network predict by nearest means."""
         classes = sum(task.classes for task in stream)
         if self.memory < classes:
             raise UserError(
-                f"memory={self.memory} has no exemplar for some of the {classes} classes of "
-                f"the stream: give at least {classes}"
+                f"memory={self.memory} is less than one exemplar for each of the {classes} classes "
+                f"of the stream: give at least {classes}"
             )
         fewest = min(task.classes for task in stream) * (self.memory // classes)
         if fewest < 2 and any(isinstance(m, TaskBatchNorm) for m in net.modules()):
@@ -204,56 +203,56 @@ class ICaRL(Distilled):
         return NearestMeans.of(net)
 
     def begin_task(self, net: Network, task: Task) -> None:
-        """Record what the network says of the new images and of the exemplars."""
+        """Record the network's outputs for the new images and the exemplars."""
         if task.id == 0:
             return
-        ask = partial(record, net, generator=seeds.generator(net.seed, "answers", task.id))
+        outputs = partial(record, net, generator=seeds.generator(net.seed, "answers", task.id))
         kept = list(zip(self._exemplars, self._transforms, strict=False))
-        if net.shared_head:  # new images have their labels; see the top of the file
-            self._exemplar_recorded = [ask(*part, tasks=[k]) for k, part in enumerate(kept)]
+        if net.shared_head:  # new images have labels as targets, see the module docstring
+            self._exemplar_recorded = [outputs(*part, tasks=[k]) for k, part in enumerate(kept)]
         else:
-            self._recorded = ask(task.train, task.transform, tasks=range(task.id))
-            self._exemplar_recorded = [ask(*part, tasks=range(task.id)) for part in kept]
+            self._recorded = outputs(task.train, task.transform, tasks=range(task.id))
+            self._exemplar_recorded = [outputs(*part, tasks=range(task.id)) for part in kept]
 
     def loss(self, net: Network, step: Step) -> Tensor:
         """Return ℓ, averaged over the batch and the exemplars of this step."""
         task = step.task.id
         outputs = net.head_parameters(task)[0].shape[0]
         labels = functional.one_hot(step.y, outputs).to(step.x.dtype)
-        answers = None if self._recorded is None else self._recorded[step.index]
-        total, count = len(step.x) * all_outputs(net, step.x, task, labels, answers), len(step.x)
+        recorded = None if self._recorded is None else self._recorded[step.index]
+        total, count = len(step.x) * loss_of_heads(net, step.x, task, labels, recorded), len(step.x)
         for old, rows, weight in self.draw(step.generator):
             images = self._exemplars[old].unit_images(rows, step.x.dtype)
-            x, answers = self._transforms[old](images), self._exemplar_recorded[old][rows]
+            x, recorded = self._transforms[old](images), self._exemplar_recorded[old][rows]
             if net.shared_head:
-                wrong = drift(logits_of(net, x, [old])[0], answers)
+                loss = drift(logits_of(net, x, [old])[0], recorded)
             else:
-                with net.frozen_bn_stats():  # those of the task are of its own images
-                    none = x.new_zeros(len(rows), outputs)
-                    wrong = all_outputs(net, x, task, none, answers)
-            total = total + len(rows) * weight * wrong
+                with net.frozen_bn_stats():  # a task's statistics are of its own images
+                    no_class = x.new_zeros(len(rows), outputs)
+                    loss = loss_of_heads(net, x, task, no_class, recorded)
+            total = total + len(rows) * weight * loss
             count += len(rows)
         return total / count
 
     def draw(self, generator: Generator) -> Iterator[tuple[int, Tensor, float]]:
         """Yield the exemplars of a step: a task, rows of its exemplars, and their weight.
 
-        The mean of weight x (mean over rows) is, on average, the mean over all exemplars.
+        The expected mean of weight x (mean over rows) is the mean over all exemplars.
         """
-        sizes = [len(answers) for answers in self._exemplar_recorded]
+        sizes = [len(recorded) for recorded in self._exemplar_recorded]
         groups = min(len(sizes), max(1, self.memory_batch // PER_TASK))
         for task in torch.randperm(len(sizes), generator=generator)[:groups].tolist():
             rows = torch.randint(sizes[task], (self.memory_batch // groups,), generator=generator)
             yield task, rows, sizes[task] * len(sizes) / sum(sizes)
 
     def end_task(self, net: Network, task: Task, generator: Generator) -> None:
-        """Herd the new classes, cut the lists of the old ones, and compute all means."""
+        """Herd the new classes, truncate the lists of old ones, and compute all means."""
         assert isinstance(net, NearestMeans), "the network comes from `wrap`"
         self._recorded, self._exemplar_recorded = None, []
         classes = task.classes + sum(int(s.labels.max()) + 1 for s in self._exemplars)
         share = self.memory // classes
         embeddings = self._embeddings(net, task.id, task.train, generator)
-        self._exemplars = [cut(split, share) for split in self._exemplars]
+        self._exemplars = [truncate(split, share) for split in self._exemplars]
         self._exemplars.append(choose(task.train, embeddings, share))
         means = []
         for number, split in enumerate(self._exemplars):
@@ -269,11 +268,11 @@ class ICaRL(Distilled):
         return functional.normalize(z, dim=1)
 
     def memory_bytes(self) -> int:
-        """Return the bytes of the exemplars, of the means and, within a task, of the answers."""
+        """Return the bytes of exemplars, means and, within a task, recorded outputs."""
         return super().memory_bytes() + self._mean_bytes
 
     def state_dict(self) -> dict[str, Any]:
-        """Return exemplars and recorded answers; the means are the network's."""
+        """Return exemplars and recorded outputs; the means are in the network's state."""
         return {
             "exemplars": [{"images": s.images, "labels": s.labels} for s in self._exemplars],
             "answers": self._recorded,
@@ -289,14 +288,16 @@ class ICaRL(Distilled):
         self._mean_bytes = sum(m.nbytes for m in net.means)
 
 
-def all_outputs(net: Network, x: Tensor, task: int, new: Tensor, answers: Tensor | None) -> Tensor:
-    """Return the mean over inputs of the loss of the outputs of a task's head and the old ones.
+def loss_of_heads(
+    net: Network, x: Tensor, task: int, targets: Tensor, recorded: Tensor | None
+) -> Tensor:
+    """Return the loss of the outputs of a task's head and the old ones, averaged over inputs.
 
-    `new` are the targets of the task's own outputs, `answers` the recorded logits of the old ones.
+    `targets` are those of the task's own outputs, `recorded` has the old heads' recorded logits.
     """
     features = net.embed(x, task)
-    own = net.heads[task](features)
-    wrong = cross_entropies(own, new)
-    if answers is not None:
-        wrong = wrong + drift(torch.cat(logits_of(net, x, range(task), features), 1), answers)
-    return wrong
+    logits = net.heads[task](features)
+    loss = cross_entropies(logits, targets)
+    if recorded is not None:
+        loss = loss + drift(torch.cat(logits_of(net, x, range(task), features), 1), recorded)
+    return loss

@@ -7,9 +7,9 @@ Learning.  Task t minimises, over σ, v_t, τ_t and also over τ_i of every earl
 
     L_ce + λ1 Σ_{i<=t} ||τ_i||_1 + λ2/2 Σ_{i<t} ||θ*_i - (σ ⊙ m_i + τ_i)||²,
 
-with θ*_i the weight of task i when task t begins: σ may change, and what old tasks need of the
-change is put right in their τ_i. Masks of old tasks stay. τ_t starts at σ. Weight decay acts on τ_t
-and v_t, and on σ in the first task. After the task, entries |τ_i| <= λ1 become zero.
+with θ*_i the weight of task i when task t begins: σ may change, and the τ_i of old tasks compensate
+for the change. Masks of old tasks stay. τ_t starts at σ. Weight decay acts on τ_t and v_t, and on σ
+in the first task. After the task, entries |τ_i| <= λ1 become zero.
 
 Old parts in closed form.  The earlier τ_i appear in the two penalties only, entry by entry. With
 σ' the shared weight when task t begins, r = θ*_i - σ ⊙ m_i = (σ' - σ) ⊙ m_i + τ*_i and κ = λ1/λ2,
@@ -17,20 +17,20 @@ Old parts in closed form.  The earlier τ_i appear in the two penalties only, en
     min_τ λ2/2 (r - τ)² + λ1 |τ|   is at τ = r - clip(r, -κ, κ),
 
 because λ2 (r - τ) must be λ1 sign(τ), or at most λ1 in size where τ = 0. So each τ_i is a function
-of σ, and θ_i stays within κ of θ*_i in every entry. What is left over is λ2/2 r² where |r| <= κ,
-and λ1 |r| - λ1²/(2 λ2) elsewhere (Huber's function), with the derivative λ2 clip(r, -κ, κ). To σ it
-gives the gradient -λ2 Σ_i m_i ⊙ clip(r_i, -κ, κ), which is added to that of the cross-entropy.
+of σ, and θ_i stays within κ of θ*_i in every entry. The remaining penalty is λ2/2 r² where
+|r| <= κ, and λ1 |r| - λ1²/(2 λ2) elsewhere (the Huber loss), with the derivative λ2 clip(r, -κ, κ).
+Its gradient for σ, -λ2 Σ_i m_i ⊙ clip(r_i, -κ, κ), is added to that of the cross-entropy.
 
-τ_t has its λ1 by a proximal step after each step of the optimiser: it is shrunk by rate x λ1, with
-the rate of `penalty.base`. That comes to rest where the gradient of the whole loss is
-zero, and makes zeros exact during training.
+The λ1 penalty of τ_t is applied by a proximal step after each step of the optimiser: a soft
+threshold of rate x λ1, with the rate of `classgrad.methods.penalty.base`. It converges where the
+gradient of the whole loss is zero, and makes zeros exact during training.
 
 Differences from the released code: there all τ are dense variables that Adam moves along the
-subgradient of the whole loss, T copies of the network with two moments each; here a task in
-learning takes σ', one dense τ and the entries of the old ones that are not zero. Zeros are exact.
-Networks have no biases. What else tasks share (scale and shift of BatchNorm with `affine=first`,
-biases of a network of your own) stays as the first task left it. A shared head is a layer like the
-others. Masks start at 1/2. Validation judges by plain cross-entropy.
+subgradient of the whole loss, T copies of the network with two moments each; here learning a task
+takes σ', one dense τ and the non-zero entries of the old ones. Zeros are exact. Networks have no
+biases. Other shared parameters (scale and shift of BatchNorm with `affine=first`, biases of your
+own network) are frozen after the first task. A shared head is a layer like the others. Masks start
+at 1/2. Validation uses plain cross-entropy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,7 +54,7 @@ from classgrad.tasks import Task
 
 
 class APD(Method):
-    """Share masked weights; keep a sparse part for each task, and put old ones right."""
+    """Share masked weights; keep a sparse part for each task, and adapt those of old tasks."""
 
     name: ClassVar[str] = "apd"
     summary: ClassVar[str] = "Additive Parameter Decomposition: shared and sparse own (ICLR 2020)"
@@ -62,18 +62,18 @@ class APD(Method):
     first_task_is_finetune: ClassVar[bool] = False
 
     sparsity: float = Field(
-        default=6e-4, ge=0, description="price of what tasks keep for themselves (λ1)"
+        default=6e-4, ge=0, description="weight of the L1 penalty on task-specific parts (λ1)"
     )
     retention: float = Field(
-        default=100.0, gt=0, description="price of changing old tasks' weights (λ2)"
+        default=100.0, gt=0, description="weight of the penalty that keeps old tasks' weights (λ2)"
     )
     threshold: float | None = Field(
         default=None,
         ge=0,
-        description="own entries of at most this size become zero; not given: λ1",
+        description="task-specific entries of at most this size become zero; not given: λ1",
     )
     decay: float = Field(
-        default=1e-4, ge=0, description="pull of a task's own part and mask to zero"
+        default=1e-4, ge=0, description="weight decay of a task's own part and mask"
     )
 
     if TYPE_CHECKING:  # aliases, see Settings
@@ -93,7 +93,7 @@ class APD(Method):
         return min((len(layer.own) for layer in self._layers.values()), default=0)
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
-        """Give every layer that tasks share a mask and a part for each task."""
+        """Give every shared layer a mask and a sparse part for each task."""
         self._attach(net)
         return net
 
@@ -109,18 +109,18 @@ class APD(Method):
             layer.begin()
 
     def parameters(self, net: Network, tasks: Sequence[Task]) -> Iterator[nn.Parameter]:
-        """Yield σ, the task's own masks, parts and head; what else is shared with the first task.
+        """Yield σ, and the task's own masks, sparse parts, norms and head.
 
-        Norms that are the task's own move too.
+        Other shared parameters are trained with the first task only.
         """
-        moving = set(self._moving())
-        fixed = {p for p in net.shared_parameters().values() if p not in moving}
+        trained = set(self._trained())
+        frozen = {p for p in net.shared_parameters().values() if p not in trained}
         for parameter in super().parameters(net, tasks):
-            if self.learnt == 0 or parameter not in fixed:
+            if self.learnt == 0 or parameter not in frozen:
                 yield parameter
 
-    def _moving(self) -> Iterator[Tensor]:
-        """Yield σ and what the layers have for the task being learnt."""
+    def _trained(self) -> Iterator[Tensor]:
+        """Yield σ, and the layers' mask and sparse part of the current task."""
         for layer in self._layers.values():
             yield layer.weight
             yield layer.logits(layer.tasks - 1)
@@ -128,7 +128,7 @@ class APD(Method):
                 yield layer.adaptive
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
-        """Add what the old tasks want of σ, and the weight decay."""
+        """Add the old tasks' gradient for σ, and the weight decay."""
         first = self.learnt == 0
         for layer in self._layers.values():
             decaying: list[Tensor | None] = [layer.logits(layer.tasks - 1), layer.adaptive]
@@ -142,36 +142,36 @@ class APD(Method):
 
     @torch.no_grad()
     def after_step(self, net: Network, step: Step) -> None:
-        """Shrink the task's own parts by rate x λ1."""
+        """Apply a soft threshold of rate x λ1 to the task's own parts."""
         if step.optimizer.param_groups[0]["lr"] == 0:
             return
         parts = [p for p in (layer.adaptive for layer in self._layers.values()) if p is not None]
-        slow = inverse_step_size(step.optimizer, list(parts))
+        inverse = inverse_step_size(step.optimizer, list(parts))
         for number, part in enumerate(parts):
-            by = self.sparsity / (slow if isinstance(slow, float) else slow[number])
-            part.copy_(soft_threshold(part, by))
+            threshold = self.sparsity / (inverse if isinstance(inverse, float) else inverse[number])
+            part.copy_(soft_threshold(part, threshold))
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
-        """Keep what is not zero of the own parts, those of old tasks put right."""
+        """Keep the non-zero entries of all tasks' own parts, adapted to the new σ."""
         threshold = self.sparsity if self.threshold is None else self.threshold
         for layer in self._layers.values():
             layer.finish(threshold)
 
     def stored_parameters(self, net: Network) -> int:
-        """Return how many numbers that are not zero are kept for all tasks."""
-        parts = [part for layer in self._layers.values() for part in kept(layer)]
+        """Return how many non-zero numbers are stored for all tasks."""
+        parts = [part for layer in self._layers.values() for part in stored_parts(layer)]
         return super().stored_parameters(net) + sum(len(part.value) for part in parts)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the parts of finished tasks and, within a task, σ'; the rest is the network's."""
+        """Return the parts of finished tasks and, within a task, σ'."""
         state: dict[str, Any] = {"own": {}, "common": {}, "groups": {}, "anchor": {}}
         for name, layer in self._layers.items():
             common = shared_parts(layer)
             state["own"][name] = [vars(part).copy() for part in layer.own]
             state["common"][name] = [vars(part).copy() for part in common]
-            # Tasks of a group have the very same part; -1 is none.
-            places = {id(part): number for number, part in enumerate(common)}
-            state["groups"][name] = [places.get(id(part), -1) for part in layer.common]
+            # Tasks of a group share one object; -1 stands for none.
+            numbers = {id(part): number for number, part in enumerate(common)}
+            state["groups"][name] = [numbers.get(id(part), -1) for part in layer.common]
             if layer.anchor is not None:
                 state["anchor"][name] = layer.anchor
         return state
@@ -191,10 +191,10 @@ class APD(Method):
 
 
 def shared_parts(layer: Decomposed) -> list[Sparse]:
-    """Return what some finished tasks have in common, each part once."""
+    """Return the common parts of groups of finished tasks, each once."""
     return list({id(part): part for part in layer.common if part is not None}.values())
 
 
-def kept(layer: Decomposed) -> list[Sparse]:
-    """Return all that a layer keeps of finished tasks."""
+def stored_parts(layer: Decomposed) -> list[Sparse]:
+    """Return all sparse parts that a layer stores for finished tasks."""
     return [*layer.own, *shared_parts(layer)]

@@ -1,23 +1,23 @@
 """APD with hierarchical knowledge consolidation, APD(2) of the same paper (Yoon et al.; ICLR 2020).
 
 Every s tasks (`consolidate_every`), and layer by layer, the own parts τ_i of all finished tasks are
-put into groups by k-means, k = 0.4 for each task (`clusters`): 2 for 5, 4 for 10. Entries that are
-nearly the same for all tasks of a group, max_i τ_i - min_i τ_i <= 0.01 (`spread`), move to a part
-that the group has in common, with the middle of the two for a value; the rest stays with its task:
+grouped by k-means, k = 0.4 for each task (`clusters`): 2 for 5, 4 for 10. Entries that are nearly
+the same for all tasks of a group, max_i τ_i - min_i τ_i <= 0.01 (`spread`), move to a common part
+of the group, with (max + min) / 2 as their value; the rest stays with its task:
 
     θ_i = σ ⊙ m_i + (common part of i's group) + τ_i.
 
-A weight changes by at most half of `spread`. A task alone in its group keeps all it has. When
-groups are formed again, what tasks had in common first returns to each of them. In between common
-parts do not move; the own parts follow σ as in APD.
+A weight changes by at most half of `spread`. A task alone in its group keeps its whole part. When
+groups are formed again, common parts are first added back to each of their tasks. In between,
+common parts do not move; the own parts follow σ as in APD.
 
-k-means is Lloyd's, from k tasks drawn at random, in at most 100 rounds. It needs no more than the
-products of the parts with each other: the squared distance of part i to the mean of group G is
+k-means is Lloyd's algorithm, from k tasks drawn at random, with at most 100 iterations. It needs
+only the inner products of the parts: the squared distance of part i to the mean of group G is
 P_ii - 2 mean_{j in G} P_ij + mean_{j,l in G} P_jl, with P_ij the product of τ_i and τ_j.
 
-Differences from the released code: as for APD; k is rounded, there cut off, and k-means always
-starts anew, there also from the centres it had. A task learnt after a grouping has only its own
-part until the next.
+Differences from the released code: as for APD; k is rounded, there truncated, and k-means always
+starts from random tasks, there also from its last centres. A task learnt after a grouping has only
+its own part until the next.
 """
 
 from collections.abc import Sequence
@@ -32,11 +32,11 @@ from classgrad.methods.structure.decomposed import Decomposed, Sparse
 from classgrad.networks.network import Network
 from classgrad.tasks import Task
 
-ROUNDS = 100  # of k-means, at most
+MAX_ITERATIONS = 100  # of k-means
 
 
 class APD2(APD):
-    """APD that moves what groups of tasks have in common to one part for the group."""
+    """APD that moves nearly equal entries of similar tasks to a common part of their group."""
 
     name: ClassVar[str] = "apd2"
     summary: ClassVar[str] = "APD(2): what similar tasks keep is consolidated (ICLR 2020)"
@@ -52,7 +52,7 @@ class APD2(APD):
     )
 
     def end_task(self, net: Network, task: Task, generator: Generator) -> None:
-        """Keep the own parts, and consolidate them if it is time."""
+        """Keep the own parts, and consolidate them every `consolidate_every` tasks."""
         super().end_task(net, task, generator)
         if self.learnt % self.consolidate_every == 0:
             for layer in self.layers.values():
@@ -61,7 +61,7 @@ class APD2(APD):
 
 @torch.no_grad()
 def consolidate(layer: Decomposed, clusters: float, spread: float, generator: Generator) -> None:
-    """Group the finished tasks of a layer, and move what a group has in common out of its parts."""
+    """Group the finished tasks of a layer, and move nearly equal entries to common parts."""
     whole = [Sparse.of(layer.tau(task)) for task in range(len(layer.own))]
     layer.own, layer.common = list(whole), [None] * len(whole)
     count = max(1, round(clusters * len(whole)))
@@ -76,7 +76,7 @@ def consolidate(layer: Decomposed, clusters: float, spread: float, generator: Ge
 
 
 def split(parts: Sequence[Sparse], spread: float, like: Tensor) -> tuple[Sparse, list[Sparse]]:
-    """Return what parts have in common, and what is left of each.
+    """Return the common part of some parts, and the rest of each.
 
     Parts are made dense one at a time, as there may be many.
     """
@@ -90,26 +90,26 @@ def split(parts: Sequence[Sparse], spread: float, like: Tensor) -> tuple[Sparse,
 
 
 def products(parts: Sequence[Sparse], like: Tensor) -> Tensor:
-    """Return the products of all parts with each other, in double precision."""
-    found = torch.zeros(len(parts), len(parts), dtype=torch.float64)
+    """Return the Gram matrix of the parts, in double precision."""
+    gram = torch.zeros(len(parts), len(parts), dtype=torch.float64)
     for i, left in enumerate(parts):
         flat = left.dense(like).flatten().cpu().double()
         for j, right in enumerate(parts[: i + 1]):
             index, value = right.index.cpu(), right.value.cpu().double()
-            found[i, j] = found[j, i] = flat.index_select(0, index) @ value
-    return found
+            gram[i, j] = gram[j, i] = flat.index_select(0, index) @ value
+    return gram
 
 
 def k_means(gram: Tensor, count: int, generator: Generator) -> list[int]:
-    """Return the group of each point, from their products with each other.
+    """Return the group of each point, from the Gram matrix of the points.
 
-    A group that loses all its points gets none any more.
+    A group that loses all its points stays empty.
     """
     points = len(gram)
     groups = torch.full((points,), -1)
     share = torch.zeros(count, points, dtype=gram.dtype)  # of each point in the mean of each group
     share[torch.arange(count), torch.randperm(points, generator=generator)[:count]] = 1
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ITERATIONS):
         # Without ||x_i||², which is the same for all groups.
         distance = (share @ gram * share).sum(1)[:, None] - 2 * share @ gram
         distance[share.sum(1) == 0] = torch.inf

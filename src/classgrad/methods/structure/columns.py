@@ -1,4 +1,4 @@
-"""Trunks that keep a column of layers for each task: apart, or with lateral connections."""
+"""Trunks with a column of layers for each task: separate, or with lateral connections."""
 
 import copy
 from typing import Self
@@ -13,13 +13,13 @@ from classgrad.networks.layers import PerTask, TaskBatchNorm
 from classgrad.networks.network import Network, channels_last, initialise, preserved_rng
 from classgrad.networks.trunk import Trunk
 
-LARGEST_START = 0.1  # of the scalars a_j, which start small and different
+MAX_INITIAL_SCALAR = 0.1  # the scalars a_j start small and different
 
 
 class Columns(PerTask):
-    """One trunk per task, each learnt with its own task and frozen when the next one comes.
+    """One trunk per task, each trained with its own task and frozen when the next one begins.
 
-    A frozen column stays in evaluation mode: no dropout, and no batch counts for its statistics.
+    A frozen column stays in evaluation mode: no dropout, and no updates of its statistics.
     """
 
     def __init__(self, first: nn.Module, seed: int, scheme: str) -> None:
@@ -30,11 +30,11 @@ class Columns(PerTask):
     def add_task(self) -> None:
         """Freeze all columns, append a new one, and select it."""
         self.columns.requires_grad_(False)
-        self.columns.append(self.another())
+        self.columns.append(self.new_column())
         self.task = len(self.columns) - 1
         self.train(self.training)
 
-    def another(self) -> nn.Module:
+    def new_column(self) -> nn.Module:
         """Return a new column like the first one."""
         rng = seeds.generator(self.seed, "trunk", len(self.columns))
         return fresh(self.columns[0], rng, self.scheme)
@@ -47,16 +47,16 @@ class Columns(PerTask):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the column of the task at hand makes of its inputs."""
+        """Return the output of the selected task's column."""
         out: Tensor = self.columns[self.task](x)
         return out
 
 
 class Joined(nn.Module):
-    """A layer of a column: W h, and once there are older columns U relu(V [a_1 h_1, a_2 h_2 ...]).
+    """A layer of a column: W h, plus U relu(V [a_1 h_1, a_2 h_2 ...]) if there are older columns.
 
-    h is what comes to this layer, h_j what comes to the same layer of column j; V mixes channels at
-    each position. The columns of a pass run in order, and leave their h on a common board.
+    h is the input of this layer, h_j that of the same layer of column j; V mixes channels at each
+    position. The columns of a pass run in order and append their h to a shared `board`.
     """
 
     def __init__(self, name: str, layer: nn.Linear | nn.Conv2d, channels: int) -> None:
@@ -65,7 +65,7 @@ class Joined(nn.Module):
         self.board: dict[str, list[Tensor]] = {}
         self.older = 0
 
-    def listen(self, older: int, generator: torch.Generator, scheme: str) -> None:
+    def connect(self, older: int, generator: torch.Generator, scheme: str) -> None:
         """Connect the layer to this many older columns."""
         self.older = older
         weight = self.own.weight
@@ -75,7 +75,7 @@ class Joined(nn.Module):
         for part in (self.v, self.u):
             initialise(part, generator, scheme)
         channels_last(self.u)
-        start = LARGEST_START * torch.rand(older, generator=generator)
+        start = MAX_INITIAL_SCALAR * torch.rand(older, generator=generator)
         self.scalars = nn.Parameter(start.to(weight))
 
     def lateral_parameters(self, older: int) -> int:
@@ -92,8 +92,8 @@ class Joined(nn.Module):
         return out
 
     def mixed(self, seen: list[Tensor]) -> Tensor:
-        """Return V [a_1 h_1, a_2 h_2 ...]; inputs flattened from maps become maps again."""
-        # The scalars multiply V instead of the activations, which are more.
+        """Return V [a_1 h_1, a_2 h_2 ...]; inputs flattened from maps are unflattened."""
+        # The scalars multiply V, which is smaller than the activations.
         v = self.v.weight * self.scalars.repeat_interleave(self.channels)
         if seen[0].dim() == 4:
             return functional.conv2d(torch.cat(seen, dim=1), v[:, :, None, None])
@@ -122,29 +122,29 @@ class Progressive(Columns):
         self._share_board(column)
 
     def _share_board(self, column: nn.Module) -> list[Joined]:
-        found = [module for module in column.modules() if isinstance(module, Joined)]
-        for joined in found:
+        joined_layers = [module for module in column.modules() if isinstance(module, Joined)]
+        for joined in joined_layers:
             joined.board = self.board
-        return found
+        return joined_layers
 
-    def another(self) -> nn.Module:
-        """Return a new column that listens to all others."""
-        column, older = super().another(), len(self.columns)
+    def new_column(self) -> nn.Module:
+        """Return a new column with connections from all others."""
+        column, older = super().new_column(), len(self.columns)
         rng = seeds.generator(self.seed, "laterals", older)
         for joined in self._share_board(column):
-            joined.listen(older, rng, self.scheme)
+            joined.connect(older, rng, self.scheme)
         return column
 
     def parameters_for(self, classes: list[int]) -> int:
-        """Return the parameters of columns for tasks with these numbers of classes, with heads."""
+        """Return the number of parameters for tasks with these numbers of classes, with heads."""
         first = self.columns[0]
-        own = sum(p.numel() for p in first.parameters())
+        per_column = sum(p.numel() for p in first.parameters())
         joined = [module for module in first.modules() if isinstance(module, Joined)]
         laterals = sum(j.lateral_parameters(t) for t in range(len(classes)) for j in joined)
-        return own * len(classes) + laterals + self.embedding * sum(classes)
+        return per_column * len(classes) + laterals + self.embedding * sum(classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the columns up to that of the task at hand, and return what the last one makes."""
+        """Run the columns up to that of the selected task, and return the output of the last."""
         self.board.clear()
         with torch.no_grad():  # they are frozen
             for column in list(self.columns)[: self.task]:
@@ -155,18 +155,18 @@ class Progressive(Columns):
 
 
 class ColumnNetwork(Network):
-    """A network whose trunk is `Columns`: each task has a column and a head of its own."""
+    """A network whose trunk is `Columns`: each task has its own column and head."""
 
     @classmethod
     def of(cls, net: Network, columns: Columns, embedding: int) -> Self:
         """Return a network of these columns, with new heads for the tasks that `net` has."""
-        made = cls(columns, embedding, seed=net.seed)
+        column_net = cls(columns, embedding, seed=net.seed)
         for task in range(len(net.heads)):
-            made.add_task(net.head_parameters(task)[0].shape[0])
-        return made.train(net.training)
+            column_net.add_task(net.head_parameters(task)[0].shape[0])
+        return column_net.train(net.training)
 
     def find_layers(self) -> None:
-        """Look up the layers; norms belong to one column, so that no task is told to them."""
+        """Find the layers; norms belong to one column, so no task is selected in them."""
         super().find_layers()
         self._per_task = [layer for layer in self._per_task if isinstance(layer, Columns)]
 
@@ -177,22 +177,22 @@ class ColumnNetwork(Network):
 
 
 def fresh(column: nn.Module, generator: torch.Generator, scheme: str) -> nn.Module:
-    """Return a column of the same layers that has learnt nothing."""
-    made = copy.deepcopy(column).requires_grad_(True)
-    for name, norm in list(made.named_modules()):
+    """Return a column of the same layers with newly initialised weights."""
+    new = copy.deepcopy(column).requires_grad_(True)
+    for name, norm in list(new.named_modules()):
         if isinstance(norm, TaskBatchNorm):
-            replace(made, name, norm_like(norm, norm.channels))
-    for parameter in made.parameters():
-        # Drawn in the usual order first, so that weights do not depend on how they lie in memory.
+            replace(new, name, norm_like(norm, norm.channels))
+    for parameter in new.parameters():
+        # Drawn in the default memory format, so that weights do not depend on the layout.
         parameter.data = parameter.data.contiguous()
-    initialise(made, generator, scheme)
-    _reset_others(made, generator)
-    channels_last(made)
-    return made
+    initialise(new, generator, scheme)
+    _reset_others(new, generator)
+    channels_last(new)
+    return new
 
 
 def _reset_others(column: nn.Module, generator: torch.Generator) -> None:
-    """Let layers that are not of the table's networks forget what they learnt, or refuse them."""
+    """Reset layers of types that the table's networks do not have, or refuse them."""
     for name, layer in column.named_modules():
         if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd | TaskBatchNorm):
             continue
@@ -201,8 +201,8 @@ def _reset_others(column: nn.Module, generator: torch.Generator) -> None:
         reset = getattr(layer, "reset_parameters", None)
         if reset is None:
             raise UserError(
-                f"layer '{name}' ({type(layer).__name__}) cannot be made anew for another task: "
-                "give it a method reset_parameters()"
+                f"layer '{name}' ({type(layer).__name__}) cannot be reset for another task: give "
+                "it a method reset_parameters()"
             )
         with preserved_rng():
             torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
@@ -212,7 +212,7 @@ def _reset_others(column: nn.Module, generator: torch.Generator) -> None:
 def narrow(trunk: Trunk, share: float) -> nn.Module:
     """Return the layers of a trunk with this share of their units or channels, at least one."""
     column = copy.deepcopy(trunk)
-    # Behind each ReLU: units or channels in the trunk, and here; inputs are as many in both.
+    # Units or channels before each ReLU, in the trunk and in the column; inputs stay as they are.
     widths: dict[str | None, tuple[int, int]] = {None: (1, 1)}
     for wire in trunk.wiring():
         layer = trunk.get_submodule(wire.layer)
@@ -225,8 +225,8 @@ def narrow(trunk: Trunk, share: float) -> nn.Module:
         units = max(1, round(share * base))
         before, after = widths[wire.source]
         inputs = layer.weight.shape[1] // before * after
-        made = like(layer, inputs, units, bias=layer.bias is not None)
-        replace(column, wire.layer, made.to(layer.weight))
+        narrower = like(layer, inputs, units, bias=layer.bias is not None)
+        replace(column, wire.layer, narrower.to(layer.weight))
         if wire.norm is not None:
             norm = trunk.get_submodule(wire.norm)
             assert isinstance(norm, TaskBatchNorm)
@@ -243,25 +243,25 @@ def width(model: nn.Module, name: str) -> int:
 def like(
     layer: nn.Linear | nn.Conv2d, inputs: int, outputs: int, *, bias: bool
 ) -> nn.Linear | nn.Conv2d:
-    """Return a layer of the same kind with other widths."""
+    """Return a layer of the same type with other widths."""
     with preserved_rng():
         if isinstance(layer, nn.Linear):
             return nn.Linear(inputs, outputs, bias=bias)
-        made = nn.Conv2d(inputs, outputs, 1, bias=bias, padding_mode=layer.padding_mode)
+        conv = nn.Conv2d(inputs, outputs, 1, bias=bias, padding_mode=layer.padding_mode)
         for name in ("kernel_size", "stride", "padding", "dilation"):
-            setattr(made, name, getattr(layer, name))
-        made._reversed_padding_repeated_twice = layer._reversed_padding_repeated_twice
-        made.weight = nn.Parameter(torch.zeros(outputs, inputs, *layer.kernel_size))
-        return made
+            setattr(conv, name, getattr(layer, name))
+        conv._reversed_padding_repeated_twice = layer._reversed_padding_repeated_twice
+        conv.weight = nn.Parameter(torch.zeros(outputs, inputs, *layer.kernel_size))
+        return conv
 
 
 def norm_like(norm: TaskBatchNorm, channels: int) -> TaskBatchNorm:
-    """Return a new norm for one task, of the same kind."""
-    made = TaskBatchNorm(channels, norm.statistics, "first", norm.momentum, norm.eps)
-    return made.to(norm.get_parameter("scale_0"))
+    """Return a new norm for one task, with the same settings."""
+    new = TaskBatchNorm(channels, norm.statistics, "first", norm.momentum, norm.eps)
+    return new.to(norm.get_parameter("scale_0"))
 
 
 def replace(model: nn.Module, name: str, layer: nn.Module) -> None:
-    """Put a layer in the place of the one of this name."""
+    """Replace the layer of this name."""
     path, _, label = name.rpartition(".")
     setattr(model.get_submodule(path), label, layer)

@@ -1,17 +1,16 @@
-"""Layers whose weight is a shared one, masked for each task, plus a part of its own (APD).
+"""Layers whose weight is a shared one, masked for each task, plus a task-specific part (APD).
 
 For task t a layer uses θ_t = σ ⊙ m_t + τ_t: σ is the layer's own `weight`, m_t = sigmoid(v_t) has a
 value for each output unit or channel, and τ_t has the shape of σ and is sparse. Tasks may also have
 a sparse part in common, which is added to theirs.
 
-While a task is learnt its τ is dense, a parameter of the layer. Those of finished tasks are kept as
-their entries that are not zero. As σ moves they follow it: with σ' the weight at the beginning of
-the task, r_i = (σ' - σ) ⊙ m_i + τ_i is what task i would have to keep to stay exactly as it was,
-and
+While a task is learnt its τ is dense, a parameter of the layer. Of finished tasks the non-zero
+entries of τ are kept. As σ moves they follow it: with σ' the weight at the beginning of the task,
+r_i = (σ' - σ) ⊙ m_i + τ_i is the τ with which θ_i would stay exactly the same, and
 
-    τ_i(σ) = argmin_τ  λ2/2 ||r_i - τ||² + λ1 ||τ||_1 = r_i shrunk towards zero by λ1/λ2.
+    τ_i(σ) = argmin_τ  λ2/2 ||r_i - τ||² + λ1 ||τ||_1 = soft_threshold(r_i, λ1/λ2).
 
-A layer becomes one of these by a change of its class, so that names and weights stay.
+Layers are converted by changing their class, so that names and weights stay.
 """
 
 from dataclasses import dataclass
@@ -27,14 +26,14 @@ from classgrad.networks.layers import PerTask
 
 @dataclass(frozen=True)
 class Sparse:
-    """The entries of a weight that are not zero: where they are in it, row by row, and what."""
+    """The non-zero entries of a weight: their indices in it, row by row, and their values."""
 
     index: Tensor
     value: Tensor
 
     @classmethod
     def of(cls, dense: Tensor) -> Self:
-        """Keep what is not zero."""
+        """Return the non-zero entries of a weight."""
         flat = dense.detach().flatten()
         index = flat.nonzero().flatten()
         return cls(index.to(torch.int32), flat[index])
@@ -51,18 +50,19 @@ class Sparse:
 
 
 class Decomposed(PerTask):
-    """What both kinds of layer share: σ, and for each task v, τ and what it has in common."""
+    """The base of both layer types: σ, and for each task v, τ and the common part of its group."""
 
     weight: Tensor  # σ
-    adaptive: nn.Parameter | None  # τ of the task being learnt
-    anchor: Tensor | None  # σ' while a task is learnt; not in the state, the method has it
-    own: list[Sparse]  # τ of finished tasks, as they were at σ'; likewise
-    common: list[Sparse | None]  # what finished tasks share with some others; likewise
+    adaptive: nn.Parameter | None  # τ of the current task
+    # In the method's state, not in the layer's:
+    anchor: Tensor | None  # σ' while a task is learnt
+    own: list[Sparse]  # τ of finished tasks, at σ'
+    common: list[Sparse | None]  # the part that a finished task shares with its group
     limit: float  # λ1/λ2
     tasks: int
 
     def add_task(self) -> None:
-        """Give one more task a mask, 1/2 everywhere, and select it."""
+        """Add a mask for one more task, 1/2 everywhere, and select it."""
         start = self.weight.detach().new_zeros(len(self.weight))
         self.register_parameter(f"mask_{self.tasks}", nn.Parameter(start))
         self.task = self.tasks
@@ -83,14 +83,14 @@ class Decomposed(PerTask):
             self.anchor = self.weight.detach().clone()
 
     def retrofitted(self, task: int) -> Tensor:
-        """Return τ of a finished task, at σ as it is now."""
+        """Return τ of a finished task at the current σ."""
         tau = self.own[task].dense(self.weight)
         if self.anchor is None:
             return tau
         return soft_threshold((self.anchor - self.weight) * self.mask(task) + tau, self.limit)
 
     def tau(self, task: int) -> Tensor:
-        """Return what a task adds to σ ⊙ m; for one that has not begun that is σ."""
+        """Return the part a task adds to σ ⊙ m; σ for a task that has not begun."""
         if task < len(self.own):
             common = self.common[task]
             tau = self.retrofitted(task)
@@ -98,15 +98,15 @@ class Decomposed(PerTask):
         return self.weight if self.adaptive is None else self.adaptive
 
     def theta(self) -> Tensor:
-        """Return the weight for the task at hand, σ ⊙ m + τ."""
+        """Return the weight of the selected task, σ ⊙ m + τ."""
         return self.weight * self.mask(self.task) + self.tau(self.task)
 
     @torch.no_grad()
     def pull(self, retention: float) -> Tensor:
-        """Return the gradient of the retrofit penalty in σ, for λ2 = `retention`.
+        """Return the gradient of the old tasks' penalty with respect to σ, for λ2 = `retention`.
 
         At the best τ_i the penalty of task i is a function of r_i alone, whose derivative is λ2 r_i
-        limited to ±λ1; and r_i falls with σ at the rate m_i.
+        clamped to ±λ1; and ∂r_i/∂σ = -m_i.
         """
         assert self.anchor is not None, "a task has begun"
         moved = (self.anchor - self.weight).flatten(1).contiguous()
@@ -146,25 +146,25 @@ class DecomposedConv2d(Decomposed, nn.Conv2d):
         return out
 
 
-def soft_threshold(x: Tensor, by: float | Tensor) -> Tensor:
-    """Move every entry towards zero, which is where those of at most `by` in size end."""
-    return x - torch.clamp(x, -by, by)  # type: ignore[arg-type]
+def soft_threshold(x: Tensor, threshold: float | Tensor) -> Tensor:
+    """Move every entry towards zero by `threshold`; smaller ones become zero."""
+    return x - torch.clamp(x, -threshold, threshold)  # type: ignore[arg-type]
 
 
 def pruned(x: Tensor, threshold: float) -> Tensor:
-    """Put zeros in the place of entries of at most `threshold` in size."""
+    """Set entries of at most `threshold` in size to zero."""
     return x * (x.abs() > threshold)
 
 
 def make_decomposed(model: nn.Module) -> dict[str, Decomposed]:
-    """Turn the trainable Linear and Conv2d layers of a model into decomposed ones, by name.
+    """Convert the trainable Linear and Conv2d layers of a model; return all by name.
 
-    Layers that are decomposed already stay as they are; kinds that cannot be are refused.
+    Layers that are decomposed already stay as they are; other types are refused.
     """
-    found: dict[str, Decomposed] = {}
+    decomposed: dict[str, Decomposed] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, Decomposed):
-            found[name] = layer
+            decomposed[name] = layer
         elif isinstance(layer, nn.Linear | nn.modules.conv._ConvNd) and layer.weight.requires_grad:
             if type(layer) is nn.Linear:
                 layer.__class__ = DecomposedLinear
@@ -180,5 +180,5 @@ def make_decomposed(model: nn.Module) -> dict[str, Decomposed]:
             layer.anchor, layer.own, layer.common = None, [], []
             layer.limit, layer.tasks = 0.0, 0
             layer.add_task()
-            found[name] = layer
-    return found
+            decomposed[name] = layer
+    return decomposed

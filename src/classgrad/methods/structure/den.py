@@ -1,28 +1,28 @@
 """Dynamically Expandable Networks (Yoon, Yang, Lee, Hwang; ICLR 2018).
 
-In every round what is trained has an L1 penalty μ: after every step of the optimiser, at rate r,
-w <- sign(w) max(|w| - r μ, 0), which leaves exact zeros. In the first task that is everything.
+In every round the trained weights have an L1 penalty μ: after every step of the optimiser, at rate
+r, w <- sign(w) max(|w| - r μ, 0), which leaves exact zeros. The first task trains all weights.
 Later tasks have up to four rounds:
 
-1. Head.  Only the new head is learnt, on the features there are.
-2. Selective retraining.  From the head's non-zero weights down, breadth first, the units that are
-   reached through non-zero weights make a sub-network. Only what connects them is trained, with the
-   penalty λ₂/2 ||W||² + λ/2 ||W - W_before||², by its gradient.
+1. Head.  Only the new head is trained, on the existing features.
+2. Selective retraining.  A breadth-first search from the head's non-zero weights down finds the
+   units that are reached through non-zero weights. Only the weights that connect these units are
+   trained, with the penalty λ₂/2 ||W||² + λ/2 ||W - W_before||², by its gradient.
 3. Expansion.  If the loss on validation data (without any: on training data) is above τ, each layer
-   gets k units. Only their weights and the head are trained, with a group lasso on each new unit g,
-   all that makes its value: g <- max(1 - r λ_g / ||g||, 0) g. Units that are all zero are dropped.
-4. Split.  Units whose incoming weights are farther than σ from where the last task left them are
+   gets k units. Only their weights and the head are trained, with a group lasso on g, all incoming
+   parameters of a new unit: g <- max(1 - r λ_g / ||g||, 0) g. Units that are all zero are dropped.
+4. Split.  Units whose incoming weights are farther than σ from those after the last task are
    copied, at most `splits` of a layer, the farthest first. The old unit gets its old weights back,
    the copy is trained further, with the penalty λ/2 to the old weights.
 
-The pull λ₂/2 ||W||² is on all that is trained in rounds 2 to 4.
+The penalty λ₂/2 ||W||² applies to all trained weights in rounds 2 to 4.
 
-Timestamps: a task uses only the units there were when it was learnt.
+Timestamps: a task uses only the units that existed when it was learnt.
 
 Choices of ours: every round has the epochs of the settings. New units start with outgoing weights
 of zero. New units and the head see a copy in place of its original; an old unit sees it with a
 weight that starts at zero. The head is free in all rounds but the second, as no other task has it.
-The rate r is the optimiser's, without regard to momentum.
+The rate r is the optimiser's learning rate, without regard to momentum.
 
 Differences from the released code: softmax and cross-entropy instead of a sigmoid for each class;
 the breadth-first search begins at all outputs (the code: at the first), the farthest units are
@@ -60,19 +60,19 @@ from classgrad.tasks import Task
 
 
 def reached(net: Network) -> dict[str, Tensor]:
-    """Tell of every unit whether the newest head reaches it through non-zero weights."""
+    """Tell for every unit whether the newest head reaches it through non-zero weights."""
     through = (net.head_parameters(len(net.heads) - 1)[0] != 0).any(0)
-    found = {}
+    units = {}
     for wire, layer, _ in reversed(wires(net)):
-        found[wire.target] = through.view(layer.weight.shape[0], -1).any(1)  # any position
-        seen = (layer.weight[found[wire.target]] != 0).any(0)
+        units[wire.target] = through.view(layer.weight.shape[0], -1).any(1)  # any position
+        seen = (layer.weight[units[wire.target]] != 0).any(0)
         through = seen.reshape(len(seen), -1).any(1)
-    return found
+    return units
 
 
 @torch.no_grad()
 def loss_of(net: Network, task: Task) -> float:
-    """Return the mean cross-entropy on validation data, or on training data without any."""
+    """Return the mean cross-entropy on validation data, or on training data if there is none."""
     split = task.valid if len(task.valid) else task.train
     total = 0.0
     with net.evaluating():
@@ -83,7 +83,7 @@ def loss_of(net: Network, task: Task) -> float:
 
 
 def soft_threshold_(values: Tensor, threshold: float | Tensor) -> None:
-    """Bring every value nearer to zero by `threshold`, in place, and not beyond it.
+    """Move every value towards zero by `threshold`, in place; smaller ones become zero.
 
     >>> values = torch.tensor([0.5, -0.5, 0.2])
     >>> soft_threshold_(values, 0.25)
@@ -94,7 +94,7 @@ def soft_threshold_(values: Tensor, threshold: float | Tensor) -> None:
 
 
 def shrink_groups_(groups: list[Tensor], threshold: float) -> None:
-    """Shorten each group, a row of all these tensors together, by `threshold`, in place.
+    """Shrink the norm of each group by `threshold`, in place; group i is row i of all tensors.
 
     >>> rows = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
     >>> shrink_groups_([rows], 1.0)
@@ -109,8 +109,8 @@ def shrink_groups_(groups: list[Tensor], threshold: float) -> None:
 
 
 def unit_groups(net: Network, before: dict[str, int]) -> dict[str, list[Tensor]]:
-    """Return, for each layer, views of what makes the values of its units behind the first."""
-    found = {}
+    """Return, for each layer, views of the incoming parameters of units beyond `before`."""
+    by_target = {}
     for wire, layer, norm in wires(net):
         groups = [layer.weight.detach()]
         if layer.bias is not None:
@@ -118,12 +118,12 @@ def unit_groups(net: Network, before: dict[str, int]) -> dict[str, list[Tensor]]
         if norm is not None:
             scale, shift, *_ = norm.values(len(net.heads) - 1)
             groups += [norm.get_parameter(name).detach()[:, None] for name, _ in (scale, shift)]
-        found[wire.target] = [group[before[wire.target] :] for group in groups]
-    return found
+        by_target[wire.target] = [group[before[wire.target] :] for group in groups]
+    return by_target
 
 
 def drop_zeros(net: Network, before: dict[str, int]) -> None:
-    """Take out the units behind the first so many whose value is always zero."""
+    """Remove the units beyond the first `before` whose incoming parameters are all zero."""
     taken = {}
     for target, groups in unit_groups(net, before).items():
         alive = torch.stack([group.flatten(1).any(1) for group in groups]).any(0)
@@ -137,15 +137,15 @@ def drop_zeros(net: Network, before: dict[str, int]) -> None:
 def split(
     net: Network, copied: dict[str, list[int]], old: dict[str, Tensor], before: dict[str, int]
 ) -> dict[str, Tensor]:
-    """Copy units, give the originals their old values back, and return what copies are drawn to.
+    """Copy units, restore the old values of the originals, and return the anchors of the penalty.
 
-    Units behind the first `before`, copies among them, and the head see a copy in its original's
-    place. `old` has the values of what tasks share, as the last task left them, by name; what is
-    returned has those for the copies too, and the present values of everything else.
+    Units beyond the first `before`, copies among them, and the head see a copy in its original's
+    place. `old` has the shared values after the last task, by name; the result has those for the
+    copies too, and the current values of everything else.
     """
     start = width(net)
     rearrange(net, {t: extended(torch.arange(n), copied[t]) for t, n in start.items()})
-    drawn_to = {}
+    anchors = {}
     for wire, layer, _ in wires(net):
         numbers = torch.tensor(copied[wire.target], dtype=torch.int64)
         first = start[wire.target]
@@ -163,27 +163,27 @@ def split(
                 values[numbers] = saved[numbers]
             else:
                 values[numbers, : saved.shape[1]] = saved[numbers]
-            pull = values.clone()
-            pull[first:] = values[numbers]
+            anchor = values.clone()
+            anchor[first:] = values[numbers]
             if values.dim() > 1:  # the old weights, from copies in place of originals
-                pull[first:, behind:] = pull[first:, columns]
-                pull[first:, columns] = 0
-            drawn_to[name] = pull
+                anchor[first:, behind:] = anchor[first:, columns]
+                anchor[first:, columns] = 0
+            anchors[name] = anchor
     target = wires(net)[-1][0].target
     head = net.head_parameters(len(net.heads) - 1)[0].detach()
     positions = head.shape[1] // width(net)[target]
     head[:, unit_columns(torch.tensor(copied[target], dtype=torch.int64), positions)] = 0
-    return drawn_to
+    return anchors
 
 
 def shared_values(net: Network, wire: Wire) -> list[tuple[str, Tensor]]:
-    """Return what makes the values of a layer's units and is shared by tasks, by name."""
-    found = {f"{wire.layer}.weight", f"{wire.layer}.bias"}
+    """Return the shared incoming parameters of a layer's units, by name."""
+    names = {f"{wire.layer}.weight", f"{wire.layer}.bias"}
     norm = wire.norm and net.trunk.get_submodule(wire.norm)
     if isinstance(norm, TaskBatchNorm) and norm.affine == "first":
-        found |= {f"{wire.norm}.scale_0", f"{wire.norm}.shift_0"}
+        names |= {f"{wire.norm}.scale_0", f"{wire.norm}.shift_0"}
     named = net.trunk.named_parameters()
-    return [(f"trunk.{name}", p.detach()) for name, p in named if name in found]
+    return [(f"trunk.{name}", p.detach()) for name, p in named if name in names]
 
 
 class DEN(Expanding):
@@ -200,12 +200,12 @@ class DEN(Expanding):
     }
     first_task_is_finetune: ClassVar[bool] = False
 
-    l1: float = Field(default=0.01, ge=0, description="L1 penalty of what is trained (μ)")
-    l2: float = Field(default=1e-4, ge=0, description="pull of retrained weights to zero")
+    l1: float = Field(default=0.01, ge=0, description="L1 penalty of trained weights (μ)")
+    l2: float = Field(default=1e-4, ge=0, description="weight decay of retrained weights")
     drift: float = Field(
-        default=0.5, ge=0, description="pull of retrained weights to their old values (λ)"
+        default=0.5, ge=0, description="penalty on the distance from the old weights (λ)"
     )
-    group_lasso: float = Field(default=1.0, ge=0, description="price of a new unit's norm")
+    group_lasso: float = Field(default=1.0, ge=0, description="penalty on a new unit's norm")
     loss_threshold: float = Field(default=0.01, ge=0, description="add units above this loss (τ)")
     expansion: int = Field(default=10, ge=0, description="units added to each layer (k)")
     split_threshold: float = Field(
@@ -221,11 +221,11 @@ class DEN(Expanding):
 
     _task: int = PrivateAttr(default=-1)
     _round: str = PrivateAttr(default="done")  # first; or head, selected, expanded, split; done
-    _before: dict[str, int] = PrivateAttr(default_factory=dict)  # units before the newest came
-    _old: dict[str, Tensor] = PrivateAttr(default_factory=dict)  # weights to be drawn to
+    _before: dict[str, int] = PrivateAttr(default_factory=dict)  # units before the newest ones
+    _old: dict[str, Tensor] = PrivateAttr(default_factory=dict)  # anchors of the penalty
 
     def begin_task(self, net: Network, task: Task) -> None:
-        """Remember the weights and free the head, unless the task has begun before."""
+        """Keep the weights and free the head, unless the task has begun before."""
         if self._task == task.id:
             return
         self._task, self._round, self._before = task.id, "head" if task.id else "first", width(net)
@@ -234,18 +234,18 @@ class DEN(Expanding):
         self.set_free(net, newest_own(net) if task.id else None)
 
     def rounds(self, task: Task) -> int:
-        """Return how often, at most, a task is gone through."""
+        """Return how many rounds a task has, at most."""
         return 4 if task.id else 1
 
     def fit_task(self, net: Network, task: Task, fit: Fit) -> None:
-        """Train in rounds, from the one that is under way."""
+        """Train in rounds, from the current one."""
         while self._round != "done":
-            if self._free != {}:  # nothing is, where the head reaches no unit
+            if self._free != {}:  # empty if the head reaches no unit
                 fit([task])
             self._next_round(net, task)
 
     def _next_round(self, net: Network, task: Task) -> None:
-        """Go from one round to the next that has something to do."""
+        """Go to the next round in which there is something to train."""
         finished = self._round
         if finished == "head":
             self._round = "selected"
@@ -269,14 +269,14 @@ class DEN(Expanding):
 
     def _drifted(self, net: Network) -> dict[str, list[int]]:
         """Return for each layer the units that moved too far, the farthest first."""
-        found = {}
+        drifted = {}
         for wire, layer, _ in wires(net):
             old = self._old[f"trunk.{wire.layer}.weight"]
             now = layer.weight.detach()[: old.shape[0], : old.shape[1]]
             moved = torch.linalg.vector_norm((now - old).flatten(1), dim=1)
             order = moved.sort(descending=True, stable=True).indices[: self.splits]
-            found[wire.target] = [i for i in order.tolist() if moved[i] > self.split_threshold]
-        return found
+            drifted[wire.target] = [i for i in order.tolist() if moved[i] > self.split_threshold]
+        return drifted
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
         """Add the gradients of the penalties, then mask."""
@@ -305,14 +305,15 @@ class DEN(Expanding):
                 shrink_groups_(groups, rate * self.group_lasso)
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
-        """Keep nothing but how many units each task has."""
+        """Keep only the number of units of each task."""
         self._task, self._round, self._old, self._before = -1, "done", {}, {}
         self.set_free(net, None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the units of every task and, within a task, its round and the old weights."""
-        own = {"task": self._task, "round": self._round}
-        return {**super().state_dict(), **own, "before": dict(self._before), "old": dict(self._old)}
+        progress = {"task": self._task, "round": self._round}
+        weights = {"before": dict(self._before), "old": dict(self._old)}
+        return {**super().state_dict(), **progress, **weights}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
         """Load a state."""
@@ -322,7 +323,7 @@ class DEN(Expanding):
 
 
 def sub_network(net: Network) -> dict[str, Tensor]:
-    """Mark what connects the units the newest head reaches, and what only its task has."""
+    """Mark the weights between units the newest head reaches, and its task's own parameters."""
     chosen = reached(net)
     seen = chosen[wires(net)[-1][0].target]
     free = {**among(net, chosen), **newest_own(net)}

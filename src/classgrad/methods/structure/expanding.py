@@ -1,8 +1,8 @@
-"""What methods that add units share: growing layers, and training of some weights only.
+"""The base of methods that add units: growing layers, and training of some weights only.
 
-Which entries of which parameters move is a mask for each; all others keep their bits with every
+A mask for each parameter says which entries are trained; all others keep their bits with every
 optimiser. Gradients are masked, and where an optimiser moves weights without a gradient (weight
-decay) the old values are put back after its step.
+decay) the old values are restored after its step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,18 +35,18 @@ class Expanding(Method):
     _units: dict[str, list[int]] = PrivateAttr(default_factory=dict)
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
-        """Let the layers grow."""
+        """Convert the layers to growing ones."""
         make_growing(net, self.name)
         self._units = units(net)
         return net
 
     def set_free(self, net: Network, masks: dict[str, Tensor] | None) -> None:
-        """Train only these entries from now on; None: everything."""
+        """Train only the entries marked in these masks from now on; None: everything."""
         self._free = masks and {name: mask for name, mask in masks.items() if mask.any()}
         self._kept, self._units = {}, units(net)
 
     def parameters(self, net: Network, tasks: Sequence[Task]) -> Iterator[nn.Parameter]:
-        """Yield what has a free entry."""
+        """Yield the parameters with a free entry."""
         free = self._free
         if free is None:
             yield from super().parameters(net, tasks)
@@ -54,9 +54,9 @@ class Expanding(Method):
             yield from (p for name, p in net.named_parameters() if name in free)
 
     def loss(self, net: Network, step: Step) -> Tensor:
-        """Return the cross-entropy; without gradients of the trunk where none of it is free."""
-        moves = self._free is None or any(name.startswith("trunk") for name in self._free)
-        with torch.set_grad_enabled(moves):
+        """Return the cross-entropy; without gradients of the trunk if no part of it is free."""
+        trains_trunk = self._free is None or any(name.startswith("trunk") for name in self._free)
+        with torch.set_grad_enabled(trains_trunk):
             features = net.embed(step.x, step.task.id)
         return functional.cross_entropy(net.classify(features, step.task.id), step.y)
 
@@ -74,7 +74,7 @@ class Expanding(Method):
 
     @torch.no_grad()
     def after_step(self, net: Network, step: Step) -> None:
-        """Put back what may not change, where masking gradients is not enough."""
+        """Restore frozen entries, where masking gradients is not enough."""
         if self._free is None or not self._kept:
             return
         named = dict(net.named_parameters())
@@ -82,8 +82,8 @@ class Expanding(Method):
             named[name].copy_(torch.where(self._free[name], named[name], value))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the units of every task, and what is free."""
-        sizes = {target: list(of_task) for target, of_task in self._units.items()}
+        """Return the units of every task, and the masks of free entries."""
+        sizes = {target: list(by_task) for target, by_task in self._units.items()}
         return {"units": sizes, "free": self._free and dict(self._free)}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
@@ -95,7 +95,7 @@ class Expanding(Method):
 
 
 def among(net: Network, chosen: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Mark, in all that tasks share, what connects chosen units: masks by parameter name.
+    """Mark the shared weights that connect chosen units: masks by parameter name.
 
     `chosen` has a bool for every unit before each ReLU; inputs count as chosen.
     """
@@ -116,23 +116,23 @@ def among(net: Network, chosen: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def newest_own(net: Network) -> dict[str, Tensor]:
-    """Mark all that only the newest task has: its head, and scales and shifts of its own."""
+    """Mark the parameters that only the newest task has: its head, scales and shifts."""
     newest = len(net.heads) - 1
-    own = {f"heads.{newest}.{name}" for name, _ in net.heads[newest].named_parameters()}
+    names = {f"heads.{newest}.{name}" for name, _ in net.heads[newest].named_parameters()}
     for wire, _, norm in wires(net):
         if norm is not None and norm.affine == "task" and norm.tasks > 1:
-            own |= {f"trunk.{wire.norm}.{kind}_{newest}" for kind in ("scale", "shift")}
+            names |= {f"trunk.{wire.norm}.{kind}_{newest}" for kind in ("scale", "shift")}
     return {
         name: torch.ones_like(parameter, dtype=torch.bool)
         for name, parameter in net.named_parameters()
-        if name in own
+        if name in names
     }
 
 
 def added(net: Network, before: dict[str, int]) -> dict[str, Tensor]:
-    """Mark what came with units behind the first so many, and all the newest task's own."""
+    """Mark the weights of units beyond the first `before`, and all of the newest task's own."""
     device = next(net.parameters()).device
     numbers = {target: torch.arange(n, device=device) for target, n in width(net).items()}
-    old = {target: of_target < before[target] for target, of_target in numbers.items()}
+    old = {target: number < before[target] for target, number in numbers.items()}
     masks = {name: ~mask for name, mask in among(net, old).items()}
     return {**masks, **newest_own(net)}

@@ -1,13 +1,13 @@
-"""Networks whose layers get more units while they learn, with timestamps.
+"""Networks whose layers get more units during training, with timestamps.
 
-A unit is an output of a Linear layer or a filter of a convolution. New units stand behind the old
-ones: the layer's weight gets rows, what sees the units (the next layer, the head of the newest
-task) gets columns, a norm gets channels; behind a flattened convolution a unit has a column for
-each of its positions. Task t uses the first `out_t` rows and `in_t` columns of a weight, the sizes
-it was learnt with, so it never sees what came later. The slices are laid out as the whole weight
-was then, so its answers keep their bits as long as the weights in it do.
+A unit is an output of a Linear layer or a filter of a convolution. New units come after the old
+ones: the layer's weight gets rows, the weights that see the units (of the next layer, and of the
+newest task's head) get columns, a norm gets channels; after a flattened convolution a unit has a
+column for each of its positions. Task t uses the first `out_t` rows and `in_t` columns of a weight,
+the sizes it was learnt with, so it never sees later units. The slices have the memory layout the
+whole weight had then, so outputs keep their bits as long as the weights do.
 
-Layers become growing ones by a change of their class, so that names and weights stay.
+Layers are converted by changing their class, so that names and weights stay.
 """
 
 import math
@@ -24,14 +24,14 @@ from classgrad.networks.trunk import Trunk, Wire
 
 
 class Growing(PerTask):
-    """What both kinds of layer share: for each task how many (outputs, inputs) are its own."""
+    """The base of both layer types: for each task the number of (outputs, inputs) it uses."""
 
     weight: Tensor
     bias: Any  # a parameter or None
     sizes: list[tuple[int, int]]
 
     def add_task(self) -> None:
-        """Let the next task begin with all units there are."""
+        """Let the next task begin with all existing units."""
         self.sizes.append(self.sizes[-1])
 
     @property
@@ -39,8 +39,8 @@ class Growing(PerTask):
         """Whether some tasks have more units than others."""
         return len(set(self.sizes)) > 1
 
-    def own(self) -> tuple[Tensor, Tensor | None]:
-        """Return the weight and the bias of the task at hand."""
+    def weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
+        """Return the weight and the bias of the selected task."""
         rows, columns = self.sizes[self.task]
         if self.weight.shape[:2] == (rows, columns):
             return self.weight, self.bias
@@ -52,38 +52,38 @@ class GrowingLinear(Growing, nn.Linear):
     """A Linear layer that can get more units."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Apply the weight of the task at hand."""
-        return functional.linear(input, *self.own())
+        """Apply the weight of the selected task."""
+        return functional.linear(input, *self.weight_and_bias())
 
 
 class GrowingConv2d(Growing, nn.Conv2d):
     """A convolution that can get more filters."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Apply the filters of the task at hand."""
-        out: Tensor = self._conv_forward(input, *self.own())
+        """Apply the filters of the selected task."""
+        out: Tensor = self._conv_forward(input, *self.weight_and_bias())
         return out
 
 
 class GrowingNorm(TaskBatchNorm):
-    """A norm that can get more channels; a task uses the first so many of a common scale."""
+    """A norm that can get more channels; a task uses the first `widths[task]` of a shared scale."""
 
     widths: list[int]
 
     def add_task(self) -> None:
-        """Make room for one more task, with all channels there are."""
+        """Add the state of one more task, with all existing channels."""
         self.channels = self.widths[-1]
         super().add_task()
         self.widths.append(self.widths[-1])
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
-        """Return the scale and the shift of the channels of the task at hand."""
+        """Return the scale and the shift of the selected task's channels."""
         scale, shift = super().scale_and_shift()
         width = self.widths[self.task]
         return (scale, shift) if len(scale) == width else (scale[:width], shift[:width])
 
     def values(self, task: int) -> list[tuple[str, float]]:
-        """Name what has as many values as a task has channels, with that of a new channel."""
+        """Name parameters and buffers with a value per channel, and the value of a new channel."""
         names = [(f"{kind}_{task}", start) for kind, start in (("scale", 1.0), ("shift", 0.0))]
         if self.affine == "first":
             names = [("scale_0", 1.0), ("shift_0", 0.0)]
@@ -93,7 +93,7 @@ class GrowingNorm(TaskBatchNorm):
 
 
 def make_growing(net: Network, method: str) -> None:
-    """Turn the layers of a network into growing ones, or refuse it in the name of a method."""
+    """Convert the layers of a network to growing ones; `method` is named in a refusal."""
     kind = type(net.trunk).__name__
     if not isinstance(net.trunk, Trunk):
         raise UserError(
@@ -103,7 +103,7 @@ def make_growing(net: Network, method: str) -> None:
     wiring = net.trunk.wiring()
     if [wire.source for wire in wiring] != [None, *(wire.target for wire in wiring[:-1])]:
         raise UserError(
-            f"{method} cannot add units to {kind}: its layers do not stand one after another; "
+            f"{method} cannot add units to {kind}: its layers are not in sequence; "
             "choose network mlp, lenet5 or alexnet5"
         )
     if net.shared_head:
@@ -130,31 +130,31 @@ def make_growing(net: Network, method: str) -> None:
 def wires(net: Network) -> list[tuple[Wire, Growing, GrowingNorm | None]]:
     """Return how the layers are connected, each with its layer and its norm."""
     assert isinstance(net.trunk, Trunk), "the network comes from `make_growing`"
-    found = []
+    connections = []
     for wire in net.trunk.wiring():
         layer = net.trunk.get_submodule(wire.layer)
         norm = net.trunk.get_submodule(wire.norm) if wire.norm else None
         assert isinstance(layer, Growing)
         assert norm is None or isinstance(norm, GrowingNorm)
-        found.append((wire, layer, norm))
-    return found
+        connections.append((wire, layer, norm))
+    return connections
 
 
 def units(net: Network) -> dict[str, list[int]]:
-    """Return how many units stand before each ReLU, for each task."""
+    """Return the number of units before each ReLU, for each task."""
     return {wire.target: [rows for rows, _ in layer.sizes] for wire, layer, _ in wires(net)}
 
 
 def width(net: Network) -> dict[str, int]:
-    """Return how many units there are before each ReLU."""
-    return {target: of_task[-1] for target, of_task in units(net).items()}
+    """Return the number of units before each ReLU."""
+    return {target: by_task[-1] for target, by_task in units(net).items()}
 
 
 def rearrange(net: Network, taken: dict[str, Tensor]) -> None:
-    """Give the newest task other units: for each ReLU, which of those there are, in order.
+    """Give the newest task other units: for each ReLU, the numbers of existing units, in order.
 
-    A number may come twice; -1 is a new unit, whose weights are zeros. Units that earlier tasks
-    have must stay where they are.
+    A number may occur twice; -1 is a new unit, whose weights are zeros. The units of earlier tasks
+    must stay in their positions.
     """
     before = width(net)
     newest = len(net.heads) - 1
@@ -181,11 +181,11 @@ def rearrange(net: Network, taken: dict[str, Tensor]) -> None:
 
 
 def grow(net: Network, more: dict[str, int], generator: torch.Generator) -> None:
-    """Add units for the newest task, so many before each ReLU.
+    """Add units for the newest task, `more[target]` before each ReLU.
 
-    Their incoming weights are drawn as those of the network were. Units that were there, and the
-    head, see them with weights that start at zero: what the network says stays as it is, but for
-    local response normalisation, where new filters are neighbours of old ones.
+    Their incoming weights are drawn as those of the network were. Old units, and the head, see them
+    with weights that start at zero: the network's outputs stay the same, except with local response
+    normalisation, where new filters are neighbours of old ones.
     """
     before = width(net)
     rearrange(net, {t: extended(torch.arange(n), [-1] * more[t]) for t, n in before.items()})
@@ -203,7 +203,7 @@ def grow(net: Network, more: dict[str, int], generator: torch.Generator) -> None
 
 
 def resize(net: Network, sizes: dict[str, list[int]]) -> None:
-    """Give every task as many units as `sizes` say; values that were not there are zeros."""
+    """Give every task the numbers of units in `sizes`; new values are zeros."""
     before = width(net)
     for wire, layer, norm in wires(net):
         rows = sizes[wire.target]
@@ -232,12 +232,12 @@ def resize(net: Network, sizes: dict[str, list[int]]) -> None:
 
 
 def extended(taken: Tensor, more: list[int]) -> Tensor:
-    """Return numbers of units with some more behind them."""
+    """Return numbers of units with some more appended."""
     return torch.cat([taken, torch.tensor(more, dtype=taken.dtype)])
 
 
 def unit_columns(values: Tensor, positions: int) -> Tensor:
-    """Turn what holds for units into what holds for their columns, `positions` for each.
+    """Map numbers or masks of units to those of their columns, `positions` for each unit.
 
     >>> unit_columns(torch.tensor([2, -1]), 3).tolist()
     [6, 7, 8, -1, -1, -1]
@@ -249,24 +249,25 @@ def unit_columns(values: Tensor, positions: int) -> Tensor:
 
 
 def picked(values: Tensor, dim: int, numbers: Tensor, fresh: float = 0.0) -> Tensor:
-    """Return a copy with these rows or columns in this order; -1 gives one of `fresh`."""
+    """Return a copy with these rows or columns in this order; -1 gives one filled with `fresh`."""
     numbers = numbers.to(values.device)
-    found = values.detach().index_select(dim, numbers.clamp(min=0))
-    return found.index_fill_(dim, (numbers < 0).nonzero().flatten(), fresh)
+    selected = values.detach().index_select(dim, numbers.clamp(min=0))
+    return selected.index_fill_(dim, (numbers < 0).nonzero().flatten(), fresh)
 
 
 def fitted(values: Tensor, *size: int) -> Tensor:
-    """Return a copy whose first dimensions are cut to `size`, or filled up with zeros."""
-    found = values.new_zeros(*size, *values.shape[len(size) :])
-    both = tuple(slice(min(a, b)) for a, b in zip(size, values.shape, strict=False))
-    found[both] = values.detach()[both]
-    return found
+    """Return a copy whose first dimensions are truncated to `size`, or padded with zeros."""
+    resized = values.new_zeros(*size, *values.shape[len(size) :])
+    overlap = tuple(slice(min(a, b)) for a, b in zip(size, values.shape, strict=False))
+    resized[overlap] = values.detach()[overlap]
+    return resized
 
 
 def laid_out(weight: Tensor) -> Tensor:
-    """Return a weight as `build` lays it out: channels last for images."""
-    last = weight.dim() == 4
-    return weight.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    """Return a weight in the memory layout of `build`: channels last for convolutions."""
+    if weight.dim() == 4:
+        return weight.contiguous(memory_format=torch.channels_last)
+    return weight.contiguous(memory_format=torch.contiguous_format)
 
 
 def _put(module: nn.Module, name: str, values: Tensor) -> None:

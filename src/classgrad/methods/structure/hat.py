@@ -1,26 +1,27 @@
 """Hard Attention to the Task (Serrà, Surís, Miron, Karatzoglou; ICML 2018): a mask per task.
 
-Masks.  Behind every ReLU, task t multiplies each unit (or channel) by a = sigmoid(s e_t). In every
+Masks.  After every ReLU, task t multiplies each unit (or channel) by a = sigmoid(s e_t). In every
 epoch s grows from 1/smax at the first batch to smax at the last, so that masks start soft and end
 almost at 0 or 1; predictions have s = smax.
 
 Protection.  a_pre is the largest mask of a unit over the finished tasks. The gradient of weight ij,
-from unit j to unit i, is multiplied by 1 - min(a_pre_i, a_pre_j): what connects two used units does
-not move. A layer behind a flattened convolution sees a channel's mask at each of its positions. The
-first layer has inputs that all tasks use, a head shared by all tasks has such outputs.
+from unit j to unit i, is multiplied by 1 - min(a_pre_i, a_pre_j): weights between two used units do
+not move. A layer after a flattened convolution sees a channel's mask at each of its positions. All
+tasks use the inputs of the first layer, and the outputs of a shared head.
 
-Room.  L = L_ce + c Σ a (1 - a_pre) / Σ (1 - a_pre), the sums over all masks: new units cost, used
-ones are free. The gradient of e vanishes where s e is large; it is multiplied by
-(smax / s) (cosh(s e) + 1) / (cosh(e) + 1), with s e limited to ±50, and e is kept in [-6, 6].
+Sparsity.  L = L_ce + c Σ a (1 - a_pre) / Σ (1 - a_pre), the sums over all masks: new units cost,
+used ones are free. The gradient of e vanishes where s e is large; it is multiplied by
+(smax / s) (cosh(s e) + 1) / (cosh(e) + 1), with s e clamped to ±50, and e is kept in [-6, 6].
 
 Differences from the paper and the released code: finished masks are rounded to 0 or 1, so that
-answers for old tasks stay the same to the last bit (`binary=False` leaves sigmoid(smax e), where a
-unit in between is protected in part). Updates are masked instead of gradients where an optimiser
+outputs for old tasks stay the same to the last bit (`binary=False` leaves sigmoid(smax e), where a
+unit in between is partly protected). Updates are masked instead of gradients where an optimiser
 moves weights without a gradient (weight decay) or undoes a scaling (Adam). Masks come before
-pooling, local response normalisation and dropout. Scale and shift of BatchNorm, which the authors'
-networks lack, are multiplied by 1 - a_pre of their channel, or belong to one task (`affine=task`);
-two convolutions that meet in a sum share the mask behind it. s reaches smax, as in the paper; in
-the released code it ends one batch earlier, and validation judges the loss with its penalty.
+pooling, local response normalisation and dropout. The gradients of scale and shift of BatchNorm,
+which the authors' networks lack, are multiplied by 1 - a_pre of their channel, or each task has its
+own (`affine=task`); two convolutions whose outputs are added share the mask after the sum. s
+reaches smax, as in the paper; in the released code it ends one batch earlier, and validation uses
+the loss with its penalty.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,8 +42,8 @@ from classgrad.networks.network import Network
 from classgrad.networks.trunk import Trunk, Wire
 from classgrad.tasks import Task
 
-LARGEST_EMBEDDING = 6.0
-LARGEST_COSH = 50.0  # for s e in cosh(s e), which float32 holds up to 88
+MAX_EMBEDDING = 6.0
+MAX_COSH_ARGUMENT = 50.0  # of s e in cosh(s e), which overflows float32 beyond 88
 
 
 class Gate(PerTask, nn.ReLU):
@@ -58,7 +59,7 @@ class Gate(PerTask, nn.ReLU):
         super().__init__()
         self.units, self.seed, self.name = units, seed, name
         self.steepest, self.binary = 1.0, True
-        self.slope: float | None = None  # None: no training is going on
+        self.slope: float | None = None  # None: not in training
         self.tasks = 0
         self.register_buffer("used", torch.zeros(units))
         self.add_task()
@@ -86,7 +87,7 @@ class Gate(PerTask, nn.ReLU):
         return mask.round() if self.binary else mask
 
     def finish(self) -> None:
-        """Count what the newest task uses as used from now on."""
+        """Mark the units of the newest task as used from now on."""
         self.used.copy_(torch.maximum(self.used, self.finished(self.tasks - 1)))
 
     def compensation(self, slope: float) -> Tensor:
@@ -95,13 +96,13 @@ class Gate(PerTask, nn.ReLU):
         It makes that smax times the gradient at s = 1, which does not vanish where masks are hard.
         """
         e = self.newest.detach()
-        steep = (slope * e).clamp(-LARGEST_COSH, LARGEST_COSH)
-        return self.steepest / slope * (steep.cosh() + 1) / (e.cosh() + 1)
+        scaled = (slope * e).clamp(-MAX_COSH_ARGUMENT, MAX_COSH_ARGUMENT)
+        return self.steepest / slope * (scaled.cosh() + 1) / (e.cosh() + 1)
 
     @torch.no_grad()
     def limit(self) -> None:
-        """Keep the newest embedding in [-6, 6], from where a few steps can still turn a mask."""
-        self.newest.clamp_(-LARGEST_EMBEDDING, LARGEST_EMBEDDING)
+        """Keep the newest embedding in [-6, 6], from where a few steps can still flip a mask."""
+        self.newest.clamp_(-MAX_EMBEDDING, MAX_EMBEDDING)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, units, *size) to the same shape."""
@@ -113,7 +114,7 @@ class Gate(PerTask, nn.ReLU):
 
 
 class HAT(Method):
-    """Learn which units each task uses, and keep what connects them."""
+    """Learn which units each task uses, and protect the weights between them."""
 
     name: ClassVar[str] = "hat"
     summary: ClassVar[str] = "Hard Attention to the Task: a mask over units per task (ICML 2018)"
@@ -121,8 +122,8 @@ class HAT(Method):
     first_task_is_finetune: ClassVar[bool] = False
     parallel: ClassVar[bool] = True
 
-    sparsity: float = Field(default=0.75, ge=0, description="price of units no earlier task uses")
-    steepness: float = Field(default=400, ge=1, description="largest slope of the masks")
+    sparsity: float = Field(default=0.75, ge=0, description="penalty on newly used units (c)")
+    steepness: float = Field(default=400, ge=1, description="steepest sigmoid of a mask (smax)")
     binary: bool = Field(
         default=True, description="round finished masks to 0 or 1: nothing is forgotten"
     )
@@ -137,7 +138,7 @@ class HAT(Method):
     _before: list[Tensor] = PrivateAttr(default_factory=list)
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
-        """Put a gate in the place of every ReLU behind a layer with weights."""
+        """Replace every ReLU after a layer with weights by a gate."""
         for wire in wiring(net):
             if not isinstance(net.trunk.get_submodule(wire.target), Gate):
                 weight = net.trunk.get_submodule(wire.layer).get_parameter("weight")
@@ -167,19 +168,19 @@ class HAT(Method):
         return smallest + (self.steepness - smallest) * passed
 
     def loss(self, net: Network, step: Step) -> Tensor:
-        """Return the cross-entropy with annealed masks, and what they cost."""
+        """Return the cross-entropy with annealed masks plus their sparsity penalty."""
         for gate in self._gates.values():
             gate.slope = self.slope(step)
         return super().loss(net, step) + self.sparsity * self.cost(self.slope(step))
 
     def cost(self, slope: float) -> Tensor:
-        """Return Σ a (1 - a_pre) / Σ (1 - a_pre); nothing where every unit is used."""
+        """Return Σ a (1 - a_pre) / Σ (1 - a_pre); 0 if every unit is used."""
         masks = torch.cat([gate.annealed(slope) for gate in self._gates.values()])
         free = 1 - torch.cat([gate.used for gate in self._gates.values()])
         return masks @ free / free.sum().clamp(min=torch.finfo(free.dtype).tiny)
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
-        """Mask the gradients of what tasks share, and scale those of the embeddings."""
+        """Mask the gradients of shared parameters, and scale those of the embeddings."""
         if self._factors is None:
             self._factors = list(self._shared(net))
         if not updates_follow_gradients(step.optimizer):
@@ -192,43 +193,43 @@ class HAT(Method):
         for gate in self._gates.values():
             assert gate.newest.grad is not None
             gate.newest.grad.mul_(gate.compensation(slope))
-        moved = [p for group in step.optimizer.param_groups for p in group["params"]]
-        nn.utils.clip_grad_norm_(moved, self.clip)
+        trained = [p for group in step.optimizer.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(trained, self.clip)
 
     def after_step(self, net: Network, step: Step) -> None:
         """Mask the update where masking gradients is not enough, and limit the embeddings."""
         if self._before and self._factors:
-            for start, (parameter, factor) in zip(self._before, self._factors, strict=True):
-                parameter.data.copy_(start.lerp(parameter.data, factor))
+            for before, (parameter, factor) in zip(self._before, self._factors, strict=True):
+                parameter.data.copy_(before.lerp(parameter.data, factor))
         for gate in self._gates.values():
             gate.limit()
         self._before = []
 
     def _shared(self, net: Network) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Yield what tasks share, each parameter with the factor of its gradient."""
+        """Yield the shared parameters, each with the factor of its gradient."""
         if not any(gate.used.any() for gate in self._gates.values()):
             return
-        everywhere = next(iter(self._gates.values())).used.new_ones(1)
+        all_used = next(iter(self._gates.values())).used.new_ones(1)
         wires = wiring(net)
         for wire in wires:
             out = self._gates[wire.target].used
-            seen = self._gates[wire.source].used if wire.source else everywhere
+            seen = self._gates[wire.source].used if wire.source else all_used
             yield from factors(net.trunk.get_submodule(wire.layer), out, seen)
             if wire.norm is not None:  # scales of later tasks are their own
                 norm = net.trunk.get_submodule(wire.norm)
                 yield norm.get_parameter("scale_0"), 1 - out
                 yield norm.get_parameter("shift_0"), 1 - out
         if net.shared_head:
-            yield from factors(net.heads[0], everywhere, self._gates[wires[-1].target].used)
+            yield from factors(net.heads[0], all_used, self._gates[wires[-1].target].used)
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
-        """Count the units of this task as used."""
+        """Mark the units of this task as used."""
         for gate in self._gates.values():
             gate.finish()
         self._factors = None
 
     def close(self) -> None:
-        """Let every gate use finished masks."""
+        """Switch every gate to finished masks."""
         for gate in self._gates.values():
             gate.slope = None
 
@@ -240,7 +241,7 @@ class HAT(Method):
         ]
 
     def memory_bytes(self) -> int:
-        """Return the bytes of the embeddings and of a_pre, which the network keeps in its gates."""
+        """Return the bytes of the embeddings and of a_pre, which are in the network's gates."""
         gates = self._gates.values()
         return sum(t.nbytes for gate in gates for t in (*gate.parameters(), gate.used))
 
@@ -262,11 +263,12 @@ def wiring(net: Network) -> list[Wire]:
 def factors(layer: nn.Module, out: Tensor, seen: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """Yield a layer's weight with 1 - min(a_pre_i, a_pre_j), and its bias with 1 - a_pre_i.
 
-    `out` is a_pre of the units it feeds, `seen` that of the channels it sees; one value is for all.
+    `out` is a_pre of its output units, `seen` that of its input channels; a single value is for
+    all.
     """
     weight = layer.get_parameter("weight")
-    of_inputs = seen.repeat_interleave(weight.shape[1] // len(seen))  # a channel's positions
-    smaller = torch.minimum(out[:, None], of_inputs)
+    inputs = seen.repeat_interleave(weight.shape[1] // len(seen))  # a channel's positions
+    smaller = torch.minimum(out[:, None], inputs)
     yield weight, 1 - smaller.view(*smaller.shape, *[1] * (weight.dim() - 2))
     if layer.bias is not None:
         yield layer.get_parameter("bias"), 1 - out

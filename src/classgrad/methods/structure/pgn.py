@@ -1,29 +1,29 @@
-"""Progressive Neural Networks (Rusu and others; arXiv 1606.04671, 2016): a column for each task.
+"""Progressive Neural Networks (Rusu et al.; arXiv 1606.04671, 2016): a column for each task.
 
-Column t is a network of its own; when the next task comes it is frozen for good. Layer l of column
-t sees, beside its own input h_t, the inputs h_j of the same layer in all older columns:
+Column t is a separate network; when the next task begins it is frozen for good. Layer l of column t
+sees, besides its own input h_t, the inputs h_j of the same layer in all older columns:
 
     h_t^l = relu(W h_t^{l-1} + U relu(V [a_1 h_1^{l-1}, ..., a_{t-1} h_{t-1}^{l-1}]))
 
-V brings the t - 1 times c channels back to c, at each position alike (a 1 x 1 convolution, a Linear
-layer where there are no positions), U has the shape of W, and the a_j are learnt scalars. The first
-layer sees the image only. A norm comes after the sum, pooling, local response normalisation and
-dropout after the ReLU; what they make is h.
+V maps the t - 1 times c channels to c, in the same way at each position (a 1 x 1 convolution, a
+Linear layer where there are no positions), U has the shape of W, and the a_j are learnt scalars.
+The first layer sees the image only. A norm comes after the sum; pooling, local response
+normalisation and dropout come after the ReLU; their output is h.
 
-Old columns are evaluated just as they were at the end of their task: with their own laterals,
-without dropout, and with `norm=stored` on the statistics of their own task's images; with
-`norm=batch` on those of the batch at hand, as everywhere. So answers for old tasks keep their bits.
+Old columns are evaluated just as at the end of their task: with their own laterals, without
+dropout, and with `norm=stored` on the statistics of their own task's images; with `norm=batch` on
+batch statistics, as everywhere. So outputs for old tasks keep their bits.
 
 `column_width` is the share of the base network's units and channels that a column has. `width_for`
-finds the share at which all columns, laterals and heads together store a given per cent of the base
-network with its heads.
+finds the share at which all columns, laterals and heads together have a given capacity, in per cent
+of the base network with its heads.
 
 Differences from the paper: heads see their own column only, so that an embedding belongs to one
-column; the a_j start uniformly in [0, 0.1] (the paper: small and random); V and U have no bias, as
-the networks here. Convolutions of a shortcut have laterals like all others. Each column has its own
-head with `heads=shared` too. Differences from HAT's code for it: that one runs old columns without
-their laterals, so that features differ from those they were trained with; and its columns have
-int(1.117 x width / T) units, which makes the total that of the base network.
+column; the a_j start uniformly in [0, 0.1] (the paper: small and random); V and U have no bias,
+like the networks here. Convolutions of a shortcut have laterals like all others. Each column has
+its own head with `heads=shared` too. Differences from HAT's implementation: it runs old columns
+without their laterals, so that features differ from those they were trained with; and its columns
+have int(1.117 x width / T) units, so that the total is that of the base network.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ from classgrad.tasks import Task
 
 
 class PGN(Method):
-    """Add a column for every task, and let it see the older ones, which stay as they are."""
+    """Add a column for every task, with connections from the older ones, which are frozen."""
 
     name: ClassVar[str] = "pgn"
     summary: ClassVar[str] = "Progressive networks: a column per task, lateral connections (2016)"
@@ -51,7 +51,7 @@ class PGN(Method):
     )
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
-        """Make the trunk the first column, in its own width."""
+        """Make the trunk the first column, at `column_width`."""
         if isinstance(net, ColumnNetwork):
             return net
         columns = Progressive(plain(net.trunk), self.column_width, seed)
@@ -59,18 +59,19 @@ class PGN(Method):
 
 
 def width_for(trunk: nn.Module, classes: Sequence[int], capacity: float) -> float:
-    """Return the `column_width` at which columns for these tasks store this capacity, in per cent.
+    """Return the `column_width` at which columns for these tasks have this capacity, in per cent.
 
     `classes` has the number of classes of each task. Parameters are counted, nothing is trained.
-    More width is more parameters, so the share is found by halving; widths are whole numbers, so it
-    is met within what one unit more would add. Three decimals.
+    Their number grows with the width, so the share is found by bisection; widths are whole numbers,
+    so the capacity is met up to the parameters of one unit. The result has three decimals.
     """
     trunk = plain(trunk)
     base = sum(p.numel() for p in trunk.parameters()) + trunk.embedding * sum(classes)
     most = 100 * Progressive(trunk, 1.0, seed=1).parameters_for(list(classes)) / base
     if most < capacity:
         raise UserError(
-            f"columns of full width store {most:.0f} %, not {capacity:g} %: ask for less"
+            f"columns of full width have a capacity of {most:.0f} %, not {capacity:g} %: ask for "
+            "less"
         )
     low, high = 0.0, 1.0
     for _ in range(12):
@@ -81,7 +82,7 @@ def width_for(trunk: nn.Module, classes: Sequence[int], capacity: float) -> floa
 
 
 def plain(trunk: object) -> Trunk:
-    """Return a trunk whose layers say how they are connected."""
+    """Return the trunk; refuse one that does not tell how its layers are connected."""
     if not isinstance(trunk, Trunk):
         raise UserError(
             f"pgn cannot tell how the layers of a {type(trunk).__name__} are connected: derive it "

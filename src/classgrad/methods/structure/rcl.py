@@ -1,7 +1,7 @@
 """Reinforced Continual Learning (Xu, Zhu; NeurIPS 2018): learn how many units to add.
 
-The first task is learnt as by finetuning. For each later task a controller, an LSTM, chooses one
-number a_l of 0..29 for each layer. A child is the network with a_l more units in layer l: all old
+The first task is learnt as in finetuning. For each later task a controller, an LSTM, chooses a
+number a_l in 0..29 for each layer. A child is the network with a_l more units in layer l: all old
 weights keep their bits; the weights to and from new units, and the head, are trained for
 `child_epochs`. Its reward is
 
@@ -10,12 +10,13 @@ weights keep their bits; the weights to and from new units, and the head, are tr
 The controller π learns from each child by REINFORCE: its parameters follow Σ_l (R - V_l) ∇ log
 π(a_l | a_1 .. a_{l-1}), with V_l what a critic predicts before choice l, itself fitted to R. Of all
 children (`trials`) the one with the highest reward is kept, of equal ones the first. A task uses
-only the units there were when it was learnt, so its answers never change.
+only the units that existed when it was learnt, so its outputs never change.
 
-Controller and critic begin anew with every task, as in the released code. Choices of ours: the
-critic is linear in the LSTM's state; new units start with outgoing weights of zero; children of one
-task differ in nothing but their units, which are drawn from the same numbers. With BatchNorm, the
-scales and shifts of new channels are trained, or the task has its own (`affine=task`).
+Controller and critic are initialised again for every task, as in the released code. Choices of
+ours: the critic is linear in the LSTM's state; new units start with outgoing weights of zero;
+children of one task differ only in their units, whose weights are drawn from the same seed. With
+BatchNorm, the scales and shifts of new channels are trained, or the task has its own
+(`affine=task`).
 
 Differences from the released code: layers may be convolutions too, where a unit is a filter.
 """
@@ -41,10 +42,10 @@ from classgrad.tasks import Task
 
 
 class Controller(nn.Module):
-    """An LSTM that sees the last choice (at first none) and gives the odds of the next.
+    """An LSTM that sees the last choice (at first none) and returns the logits of the next.
 
-    A critic predicts the reward from the LSTM's state, before each choice; it learns beside the
-    controller and does not move it.
+    A critic predicts the reward from the LSTM's state, before each choice; its gradient does not
+    reach the controller.
     """
 
     def __init__(
@@ -59,58 +60,58 @@ class Controller(nn.Module):
         super().__init__()
         self.choices = choices
         with preserved_rng():
-            self.memory = nn.LSTM(choices, hidden, num_layers=2, batch_first=True)
-            self.odds = nn.Linear(hidden, choices)
+            self.lstm = nn.LSTM(choices, hidden, num_layers=2, batch_first=True)
+            self.policy = nn.Linear(hidden, choices)
             self.critic = nn.Linear(hidden, 1)
         bound = 1 / math.sqrt(hidden)
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.uniform_(-bound, bound, generator=generator)
-        actor = [*self.memory.parameters(), *self.odds.parameters()]
+        actor = [*self.lstm.parameters(), *self.policy.parameters()]
         groups = [{"params": actor, "lr": rate}]
         groups += [{"params": list(self.critic.parameters()), "lr": critic_rate}]
         self.optimizer = torch.optim.Adam(groups)
 
     def states(self, actions: list[int]) -> Tensor:
         """Return the LSTM's state before each choice (n x hidden)."""
-        seen = torch.zeros(1, len(actions), self.choices, dtype=self.odds.weight.dtype)
-        for place, action in enumerate(actions[:-1], start=1):
-            seen[0, place, action] = 1
-        found: Tensor = self.memory(seen)[0][0]
-        return found
+        inputs = torch.zeros(1, len(actions), self.choices, dtype=self.policy.weight.dtype)
+        for position, action in enumerate(actions[:-1], start=1):
+            inputs[0, position, action] = 1
+        states: Tensor = self.lstm(inputs)[0][0]
+        return states
 
     @torch.no_grad()
     def sample(self, count: int, generator: torch.Generator) -> list[int]:
-        """Draw so many choices."""
+        """Draw `count` choices."""
         actions: list[int] = []
         for _ in range(count):
-            logits = self.odds(self.states([*actions, 0])[-1])
+            logits = self.policy(self.states([*actions, 0])[-1])
             actions.append(int(torch.multinomial(logits.softmax(0), 1, generator=generator)))
         return actions
 
     def log_probability(self, actions: list[int], states: Tensor | None = None) -> Tensor:
-        """Return the logarithm of the odds of these choices, one number for each."""
-        logs = self.odds(self.states(actions) if states is None else states).log_softmax(1)
-        found: Tensor = logs[torch.arange(len(actions)), torch.tensor(actions)]
-        return found
+        """Return the log-probability of each of these choices."""
+        logs = self.policy(self.states(actions) if states is None else states).log_softmax(1)
+        chosen: Tensor = logs[torch.arange(len(actions)), torch.tensor(actions)]
+        return chosen
 
     def loss(self, actions: list[int], reward: float) -> Tensor:
-        """Return -Σ (R - V) log π, V the critic's value, with the critic's squared error."""
+        """Return -Σ (R - V) log π, V the critic's value, plus the critic's squared error."""
         states = self.states(actions)
         values = self.critic(states.detach())[:, 0]
         logs = self.log_probability(actions, states)
-        policy: Tensor = -((reward - values.detach()) * logs).sum()
-        return policy + functional.mse_loss(values, torch.full_like(values, reward))
+        policy_loss: Tensor = -((reward - values.detach()) * logs).sum()
+        return policy_loss + functional.mse_loss(values, torch.full_like(values, reward))
 
     def learn(self, actions: list[int], reward: float) -> None:
-        """Take one step on what these choices brought."""
+        """Take one optimiser step for these choices and their reward."""
         self.optimizer.zero_grad()
         self.loss(actions, reward).backward()
         self.optimizer.step()
 
 
 class RCL(Expanding):
-    """Try children with more units, freeze the rest; a controller learns how many to add."""
+    """Train children with more units, the rest frozen; a controller learns how many to add."""
 
     name: ClassVar[str] = "rcl"
     summary: ClassVar[str] = "Reinforced Continual Learning: a controller adds units (NeurIPS 2018)"
@@ -120,9 +121,9 @@ class RCL(Expanding):
     child_epochs: int = Field(default=15, ge=1, description="epochs a child is trained for")
     largest: int = Field(default=29, ge=1, description="units a layer can get in a task, at most")
     price: float = Field(
-        default=1e-4, ge=0, description="what a unit costs, in shares of accuracy (α)"
+        default=1e-4, ge=0, description="price of a new unit, as a share of accuracy (α)"
     )
-    l2: float = Field(default=1e-4, ge=0, description="pull of a child's trained weights to zero")
+    l2: float = Field(default=1e-4, ge=0, description="weight decay of a child's trained weights")
     controller_rate: float = Field(
         default=1e-3, gt=0, description="learning rate of the controller"
     )
@@ -140,12 +141,12 @@ class RCL(Expanding):
     _best: dict[str, Any] = PrivateAttr(default_factory=dict)  # the best child so far
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
-        """Let the layers grow; refuse later tasks that no child could be judged on."""
+        """Convert the layers to growing ones; refuse later tasks without validation data."""
         for task in stream[1:]:
             if not len(task.valid):
                 raise UserError(
-                    f"rcl judges by validation data, and task '{task.name}' has none: set "
-                    "valid_fraction above 0"
+                    f"rcl compares networks on validation data, but task '{task.name}' has none: "
+                    "set valid_fraction above 0"
                 )
         return super().wrap(net, stream, seed)
 
@@ -177,17 +178,17 @@ class RCL(Expanding):
             grow(net, more, seeds.generator(net.seed, "children", task.id))
             self.set_free(net, added(net, before))
             fit([task], epochs=self.child_epochs)
-            right = accuracy(net, task.id, task, task.valid) / 100
-            reward = right - self.price * sum(actions)
+            share_correct = accuracy(net, task.id, task, task.valid) / 100
+            reward = share_correct - self.price * sum(actions)
             controller.learn(actions, reward)
-            if not self._best or reward > max(tried["reward"] for tried in self._children):
+            if not self._best or reward > max(child["reward"] for child in self._children):
                 self._best = snapshot(net)
             self._children.append({"actions": actions, "reward": reward})
         restore_network(net, self._best)
-        self.set_free(net, {})  # nothing more is trained; the units are those of the best
+        self.set_free(net, {})  # nothing more is trained, and the units of the best are counted
 
     def _controller(self, net: Network, task: Task) -> Controller:
-        """Return a new controller that has learnt from what was tried so far."""
+        """Return a new controller that has learnt from the children so far."""
         controller = Controller(
             self.largest + 1,
             seeds.generator(net.seed, "controller", task.id),
@@ -195,12 +196,12 @@ class RCL(Expanding):
             rate=self.controller_rate,
             critic_rate=self.critic_rate,
         )
-        for tried in self._children:
-            controller.learn(tried["actions"], tried["reward"])
+        for child in self._children:
+            controller.learn(child["actions"], child["reward"])
         return controller
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
-        """Add the pull to zero, then mask."""
+        """Add the weight decay, then mask."""
         if self._free is not None:
             for name, parameter in net.named_parameters():
                 if name in self._free and parameter.grad is not None:
@@ -208,14 +209,14 @@ class RCL(Expanding):
         super().adjust_gradients(net, step)
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
-        """Keep nothing but how many units each task has."""
+        """Keep only the number of units of each task."""
         self._task, self._children, self._start, self._best = -1, [], {}, {}
         self.set_free(net, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the units of every task and, within a task, what was tried."""
-        own = {"task": self._task, "tried": list(self._children)}
-        return {**super().state_dict(), **own, "start": self._start, "best": self._best}
+        """Return the units of every task and, within a task, its children so far."""
+        progress = {"task": self._task, "tried": list(self._children)}
+        return {**super().state_dict(), **progress, "start": self._start, "best": self._best}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
         """Load a state."""

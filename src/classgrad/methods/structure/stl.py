@@ -1,8 +1,8 @@
-"""Single-task learning: a network of its own for each task, so that nothing is shared or forgotten.
+"""Single-task learning: a separate network for each task, so that nothing is shared or forgotten.
 
-Every task starts from new weights, drawn from its own seed, and is learnt as the first task of
-finetuning is. With T tasks T networks are stored: T times the capacity. This is the row that tables
-after APD's call Multitask. `heads=shared` changes nothing: the network of a task has its own head.
+Every task starts from new weights, drawn from its own seed, and is learnt like the first task of
+finetuning. With T tasks T networks are stored: T times the capacity. Tables that follow APD's call
+this row Multitask. `heads=shared` changes nothing: the network of a task has its own head.
 """
 
 from collections.abc import Sequence
