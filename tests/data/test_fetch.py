@@ -230,7 +230,7 @@ def test_what_is_there_is_not_overwritten(cifar, mnist, tmp_path, server):
     folder = cifar100(root)
     (folder / "train").write_bytes((folder / "test").read_bytes())
     before = (folder / "train").read_bytes()
-    refused(cifar, root, "is there and is not the release")
+    refused(cifar, root, "exists and is not the release")
     assert (folder / "train").read_bytes() == before
     raw = root / "MNIST" / "raw"
     raw.mkdir(parents=True)
@@ -297,7 +297,7 @@ def test_an_archive_of_other_content_is_refused(server, tmp_path, damage, match)
 
 
 def test_what_unpacks_without_end_is_stopped(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(unpacking, "MOST", 2**20)
+    monkeypatch.setattr(unpacking, "MAX_UNPACKED", 2**20)
     files = cifar_files(tmp_path)
     data = as_release("cifar100", tmp_path / "source")
     content = tar({"padding": bytes(2**21), **files})
@@ -306,7 +306,7 @@ def test_what_unpacks_without_end_is_stopped(server, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["other", "cifar-100-python/train"])
 def test_a_member_that_announces_any_size_is_not_waited_for(server, tmp_path, monkeypatch, name):
-    monkeypatch.setattr(unpacking, "MOST", 2**20)
+    monkeypatch.setattr(unpacking, "MAX_UNPACKED", 2**20)
     cifar_files(tmp_path)
     data = as_release("cifar100", tmp_path / "source")
     member = tarfile.TarInfo(name)
@@ -329,7 +329,7 @@ def test_what_is_no_archive_is_refused(server, tmp_path, content):
 @pytest.fixture
 def glyphs(server, tmp_path, monkeypatch):
     """A small notMNIST_small: one folder for each letter, without a split or a checksum."""
-    monkeypatch.setattr(letters, "TESTED", 2)
+    monkeypatch.setattr(letters, "TEST_PER_LETTER", 2)
     source = notmnist(tmp_path / "unsplit", each=3)
     files = {
         f"notMNIST_small/{path.parent.name}/{path.name}": path.read_bytes()
@@ -338,7 +338,7 @@ def glyphs(server, tmp_path, monkeypatch):
     split = tmp_path / "source" / "notMNIST"
     for letter in "ABCDEFGHIJ":
         names = {name: raw for name, raw in files.items() if f"/{letter}/" in name}
-        test = letters.tested(letter, [name.rsplit("/", 1)[1] for name in names])
+        test = letters.select_test_files(letter, [name.rsplit("/", 1)[1] for name in names])
         for name, raw in names.items():
             last = name.rsplit("/", 1)[1]
             place = split / ("Test" if last in test else "Train") / letter

@@ -64,7 +64,7 @@ ZEROS = np.zeros((3, 28, 28), np.uint8)
     [
         (IMAGES, b"", "only 0 bytes"),
         (IMAGES, b"\0\0\x08\x03", "only 4 bytes"),
-        (IMAGES, idx_images(ZEROS)[:-1], "2,351 bytes where its header announces 2,352"),
+        (IMAGES, idx_images(ZEROS)[:-1], "2,351 bytes where its header declares 2,352"),
         (IMAGES, idx_images(ZEROS) + b"x", "more than 2,352 bytes"),
         (IMAGES, idx_images(np.zeros((3, 32, 32), np.uint8)), "3 x 32 x 32"),
         (IMAGES, idx_images(np.zeros((0, 28, 28), np.uint8)), "0 x 28 x 28"),

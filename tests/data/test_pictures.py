@@ -92,7 +92,7 @@ def test_grey_of_16_bits_keeps_its_upper_8(tmp_path, suffix, order):
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"), [(np.float32, "fractions"), (np.int32, "more than 16 bits")]
+    ("kind", "message"), [(np.float32, "floats"), (np.int32, "more than 16 bits")]
 )
 def test_pixels_of_no_known_range_are_refused(tmp_path, kind, message):
     path = saved(tmp_path / "x.tif", np.full((2, 2), 70_000, kind))
@@ -363,7 +363,7 @@ def test_paths_are_read_in_the_order_given(photos):
 def test_a_folder_gives_all_its_pictures_by_name(photos):
     assert as_pictures(str(photos / "dog"), 4)[:, 0, 0, 0].tolist() == [0, 1, 2]
     (photos / "dog" / "notes.txt").write_text("no picture")
-    refused(as_pictures, photos / "dog", 4, match="1 file.*notes.txt' .*; leave out")
+    refused(as_pictures, photos / "dog", 4, match="1 file.*notes.txt' .*; leave them out")
     refused(as_pictures, photos, 4, match="cat' is a folder among pictures")
 
 
@@ -389,7 +389,7 @@ def test_pictures_of_pillow_are_converted_like_files(tmp_path):
 def test_a_picture_of_pillow_that_cannot_be_read_is_refused_by_its_number(tmp_path):
     with Image.open(plain(tmp_path / "x.png")) as closed:
         pass
-    refused(as_pictures, [Image.new("L", (2, 2)), closed], 4, match="picture 2 of those given")
+    refused(as_pictures, [Image.new("L", (2, 2)), closed], 4, match="picture 2 of the list")
 
 
 def test_tensors_of_the_right_size_are_taken_as_they_are():
@@ -424,10 +424,10 @@ def test_tensors_are_scaled_as_files_are():
         (torch.full((3, 4, 4), -0.5), "from -0.5 to"),
         (torch.full((3, 4, 4), torch.nan), "from nan to nan"),
         ([], "list is empty"),
-        (5, "int cannot be taken"),
-        (None, "NoneType cannot be taken"),
-        (["x.png", Image.new("L", (2, 2))], "Image, str cannot be taken"),
-        ([torch.zeros(3, 4, 4)], "Tensor cannot be taken"),
+        (5, "int cannot be read"),
+        (None, "NoneType cannot be read"),
+        (["x.png", Image.new("L", (2, 2))], "Image, str cannot be read"),
+        ([torch.zeros(3, 4, 4)], "Tensor cannot be read"),
         ("none.png", "none.png' .No such file"),
         (["none.png", "nor this.png"], "2 file.*none.png' .No such file.*nor this.png'"),
     ],

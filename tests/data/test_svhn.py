@@ -158,7 +158,7 @@ def test_a_packed_variable_longer_than_it_announces_is_not_unpacked(tmp_path, le
     packed = zlib.compress(struct.pack("<II", 14, length) + start + bytes(64 * 2**20))
     (tmp_path / TRAIN).write_bytes(SOUND[:128] + struct.pack("<II", 15, len(packed)) + packed)
     tracemalloc.start()
-    refused(tmp_path, "cut or too long")
+    refused(tmp_path, "truncated or too long")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 4 * 2**20

@@ -49,8 +49,8 @@ def _archive(title: str, name: str, top: str, write: Callable[[Path], Path], fil
 def _small_and_quick() -> Iterator[None]:
     """Have test sets of one image per letter, and do not wait for the disk or for huge members."""
     with (
-        mock.patch("classgrad.data.unpack.MOST", 2**20),
-        mock.patch("classgrad.data.notmnist.TESTED", 1),
+        mock.patch("classgrad.data.unpack.MAX_UNPACKED", 2**20),
+        mock.patch("classgrad.data.notmnist.TEST_PER_LETTER", 1),
         mock.patch("os.fsync"),
         mock.patch("os.sync"),
     ):

@@ -1,4 +1,4 @@
-"""Datasets from their official files: found, checked, and decoded to uint8 tensors."""
+"""Datasets from their official files, checked against the release and decoded to uint8 tensors."""
 
 import os
 from pathlib import Path

@@ -28,11 +28,11 @@ def augmix(
 
     `images` is float (N, C, H, W) in [0, 1], and so is the result. For each image on its own,
     w ~ Dirichlet(alpha, ..., alpha), m ~ Beta(alpha, alpha), and a chain applies `depth`
-    operations (1, 2 or 3, drawn evenly, when None) at levels drawn evenly from 0.1 to `severity`.
-    `operations` is "standard" (9 of them), "all" (13) or a sequence of names of `OPERATIONS`.
-    All randomness comes from `generator`. A chain works on x rounded to 8 bits. With
-    `among=(start, count)` the images are those from `start` on of `count` that others have parts of
-    too, and come out as if all were here.
+    operations (if None: 1, 2 or 3, drawn uniformly) at levels drawn uniformly from 0.1 to
+    `severity`. `operations` is "standard" (9 of them), "all" (13) or a sequence of names of
+    `OPERATIONS`. All randomness comes from `generator`. A chain works on x rounded to 8 bits. With
+    `among=(start, count)` the images are a shard of `count` images, from index `start` on, and the
+    result is the same as if all were given.
 
     >>> x = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     >>> augmix(x, generator=torch.Generator().manual_seed(1)).shape
@@ -47,11 +47,11 @@ def augmix(
     draws = (steps, width * count)
     weights = dirichlet(alpha, (count, width), generator)
     share = dirichlet(alpha, (count, 2), generator)[:, :1]
-    choice = _below(len(names), draws, generator)
+    choice = _integers(len(names), draws, generator)
     level = 0.1 + (severity - 0.1) * _uniform(draws, generator)
-    sign = 2 * _below(2, draws, generator) - 1
+    sign = 2 * _integers(2, draws, generator) - 1
     if depth is None:
-        last = _below(3, (1, width * count), generator)
+        last = _integers(3, (1, width * count), generator)
         ended = torch.arange(steps, device=last.device).unsqueeze(1) > last
         choice = choice.masked_fill(ended, len(names))
     if among is not None:
@@ -79,16 +79,16 @@ def _chains(
 ) -> Tensor:
     """Apply operation `choice[s, j]` to row j of `pixels` for s = 0, 1, ...
 
-    A choice of len(names) applies nothing. Each operation runs once a step, on the rows that drew
-    it; the geometric ones share one run, through the matrix that each row drew.
+    A choice of len(names) applies nothing. Each operation is called once per step, on the rows that
+    drew it; the geometric ones share a call, with the matrix that each row drew.
     """
     height, width = pixels.shape[-2:]
-    shared = len(names) + 1
+    geometric = len(names) + 1
     kinds, matrices = choice, level.new_zeros(*level.shape, 2, 3)
     for index, name in enumerate(names):
         if name in MATRICES:
             drawn = choice == index
-            kinds = kinds.masked_fill(drawn, shared)
+            kinds = kinds.masked_fill(drawn, geometric)
             matrix = MATRICES[name](level, sign, (height, width))
             matrices = torch.where(drawn[..., None, None], matrix, matrices)
     for step, kind in enumerate(kinds):
@@ -96,7 +96,7 @@ def _chains(
         for index in kind.unique().tolist():
             rows = (kind == index).nonzero().squeeze(1)
             group = pixels.index_select(0, rows)
-            if index == shared:
+            if index == geometric:
                 group = warp(group, matrices[step, rows])
             elif index < len(names):
                 group = OPERATIONS[names[index]](group, level[step, rows], sign[step, rows])
@@ -137,10 +137,10 @@ def dirichlet(alpha: float, shape: tuple[int, int], generator: Generator) -> Ten
 
 
 def crop(images: Tensor, *, padding: int = 4, generator: Generator) -> Tensor:
-    """Pad with `padding` zeros on all sides and cut each image's own window of the former size.
+    """Pad with `padding` zeros on all sides and crop each image to a random window of its old size.
 
-    `images` is float (N, C, H, W); the window's corner is drawn evenly from (2 padding + 1)²
-    places.
+    `images` is float (N, C, H, W); the corner of a window is drawn uniformly from (2 padding + 1)²
+    positions.
 
     >>> x = torch.ones(1, 1, 4, 4)
     >>> crop(x, padding=0, generator=torch.Generator()).equal(x)
@@ -150,7 +150,7 @@ def crop(images: Tensor, *, padding: int = 4, generator: Generator) -> Tensor:
     if padding < 0:
         raise UserError(f"padding is {padding}: give 0 or more pixels")
     count, channels, height, width = images.shape
-    corner = _below(2 * padding + 1, (2, count, 1, 1, 1), generator).to(images.device)
+    corner = _integers(2 * padding + 1, (2, count, 1, 1, 1), generator).to(images.device)
     rows = corner[0] + torch.arange(height, device=images.device).view(-1, 1)
     columns = corner[1] + torch.arange(width, device=images.device)
     padded = F.pad(images, (padding,) * 4)
@@ -159,14 +159,14 @@ def crop(images: Tensor, *, padding: int = 4, generator: Generator) -> Tensor:
 
 
 def flip(images: Tensor, *, generator: Generator) -> Tensor:
-    """Mirror each image of a float (N, C, H, W) left to right with probability 1/2.
+    """Flip each image of a float (N, C, H, W) left to right with probability 1/2.
 
     >>> x = torch.tensor([[[[0.0, 1.0]]]])
     >>> flip(x, generator=torch.Generator().manual_seed(0)).flatten().tolist() in ([0, 1], [1, 0])
     True
     """
     _check_images(images)
-    heads = _below(2, (len(images), 1, 1, 1), generator).to(images.device)
+    heads = _integers(2, (len(images), 1, 1, 1), generator).to(images.device)
     return torch.where(heads == 1, images.flip(-1), images)
 
 
@@ -175,13 +175,13 @@ def _uniform(shape: tuple[int, ...], generator: Generator) -> Tensor:
     return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
 
 
-def _below(high: int, shape: tuple[int, ...], generator: Generator) -> Tensor:
-    """Draw whole numbers from 0, ..., high - 1, on the generator's device."""
+def _integers(high: int, shape: tuple[int, ...], generator: Generator) -> Tensor:
+    """Draw integers from 0, ..., high - 1, on the generator's device."""
     return torch.randint(high, shape, generator=generator, device=generator.device)
 
 
 def _names(operations: str | Sequence[str]) -> Sequence[str]:
-    """Return the operations' names, all of them known."""
+    """Return the names of operations, or refuse unknown ones."""
     if isinstance(operations, str):
         if operations not in SETS:
             raise unknown("operation set", operations, SETS)

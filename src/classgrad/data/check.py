@@ -1,4 +1,4 @@
-"""Whether the files of a dataset are there, and whether they are those of the release."""
+"""Check whether the files of a dataset exist, and whether they are those of the release."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,19 +15,19 @@ ORDER = ("missing", "other", "subset", "complete")
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of one split; `status` is one of `ORDER`."""
+    """The result of checking a split; `status` is one of `ORDER`."""
 
     split: str
     status: str
     note: str
     count: int = 0
     per_class: tuple[int, ...] = ()
-    hint: str | None = None  # for the command line, which has its own words for it
+    hint: str | None = None  # for the command line, as that of a `UserError`
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was found of a dataset."""
+    """The result of checking a dataset."""
 
     name: str
     title: str
@@ -40,7 +40,7 @@ class Report:
 
     @property
     def note(self) -> str:
-        """Return what there is to say, in one line."""
+        """Return the notes on all splits in one line."""
         notes = dict.fromkeys(finding.note for finding in self.findings)
         return f"{self.title}: {'; '.join(notes)}"
 
@@ -48,7 +48,7 @@ class Report:
 def check(which: str | Dataset, root: str | Path) -> Report:
     """Decode both splits and compare shape, counts and checksums with the release.
 
-    A copy in another packing counts as the same: what is compared is the decoded content.
+    A repacked copy counts as the same, since decoded content is compared.
     """
     data = describe(which)
     return Report(data.name, data.title, tuple(_examine(data, root, split) for split in SPLITS))

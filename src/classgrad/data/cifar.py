@@ -14,10 +14,10 @@ from classgrad.data.pickled import Refused, read_pickle
 from classgrad.data.table import Dataset
 from classgrad.errors import UserError, shown
 
-# The names under which batches and the file of names keep labels, and how many labels there are.
+# The key of the labels in a batch, and the number of classes.
 LABELS = {"cifar10": "labels", "cifar100": "fine_labels"}
 CLASSES = {"cifar10": 10, "cifar100": 100}
-COARSE = 20
+SUPERCLASSES = 20
 
 
 def find(root: Path, data: Dataset, split: str) -> list[Path]:
@@ -32,7 +32,7 @@ def find(root: Path, data: Dataset, split: str) -> list[Path]:
 
 
 def decode(sources: list[Source], data: Dataset, split: str) -> Images:
-    """Return the images of the batches, after the class names in the first file."""
+    """Return the images of the batches; the first file has the class names."""
     names, *batches = sources
     key = LABELS[data.name]
     table = _table(data, *names)
@@ -44,13 +44,13 @@ def decode(sources: list[Source], data: Dataset, split: str) -> Images:
         pixels.append(_pixels(data, path, batch))
         labels += _labels(data, path, batch, key, len(fine), len(pixels[-1]))
         if data.name == "cifar100":
-            coarse += _labels(data, path, batch, "coarse_labels", COARSE, len(pixels[-1]))
+            coarse += _labels(data, path, batch, "coarse_labels", SUPERCLASSES, len(pixels[-1]))
     images = torch.from_numpy(np.concatenate(pixels)).reshape(-1, *data.shape)
     if data.name == "cifar10":
         return Images(images, torch.tensor(labels), fine)
-    upper = _names(data, names[0], table, "coarse_label_names", COARSE)
-    result = Images(images, torch.tensor(labels), fine, torch.tensor(coarse), upper)
-    _refuse_torn_classes(data, batches[0][0], result)
+    coarse_names = _names(data, names[0], table, "coarse_label_names", SUPERCLASSES)
+    result = Images(images, torch.tensor(labels), fine, torch.tensor(coarse), coarse_names)
+    _refuse_inconsistent_superclasses(data, batches[0][0], result)
     return result
 
 
@@ -58,9 +58,9 @@ def superclasses(images: Images) -> Tensor:
     """Return the superclass of each class, or -1 for a class without images."""
     if images.coarse is None:
         raise UserError("these images have no superclasses: use CIFAR-100")
-    upper = torch.full((len(images.class_names),), -1)
-    upper[images.labels] = images.coarse
-    return upper
+    coarse = torch.full((len(images.class_names),), -1)
+    coarse[images.labels] = images.coarse
+    return coarse
 
 
 def _table(data: Dataset, path: Path, content: bytes) -> dict[str, Any]:
@@ -108,12 +108,12 @@ def _names(
     names = table.get(key)
     if type(names) is not list or len(names) != count:
         raise damaged(data, path, f"does not hold the {count} {key}")
-    words = [name.decode("latin-1") if isinstance(name, bytes) else name for name in names]
-    if not all(isinstance(word, str) and word.isprintable() for word in words):
-        raise damaged(data, path, f"{key} are not all words")
-    return tuple(words)
+    decoded = [name.decode("latin-1") if isinstance(name, bytes) else name for name in names]
+    if not all(isinstance(name, str) and name.isprintable() for name in decoded):
+        raise damaged(data, path, f"{key} are not all text")
+    return tuple(decoded)
 
 
-def _refuse_torn_classes(data: Dataset, path: Path, images: Images) -> None:
+def _refuse_inconsistent_superclasses(data: Dataset, path: Path, images: Images) -> None:
     if not torch.equal(superclasses(images)[images.labels], images.coarse):  # type: ignore[arg-type]
         raise damaged(data, path, "a class belongs to two superclasses")

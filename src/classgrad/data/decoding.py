@@ -1,9 +1,9 @@
-"""Pictures of whatever kind as squares of colour: (3, size, size) uint8.
+"""Decode pictures to square RGB images: (3, size, size) uint8.
 
-A file may be BMP, GIF, JPEG, PNG, PPM, TIFF or WebP, of up to 25 million pixels. It is turned as
-the camera says and scaled to the square, whatever its proportions. Grey becomes three equal
-colours, 16 bits become the upper 8, and what is transparent shows a white ground. Of an animation,
-or of several pages, the first picture is read. Profiles of colour are passed over.
+A file may be BMP, GIF, JPEG, PNG, PPM, TIFF or WebP, of up to 25 million pixels. It is rotated as
+its EXIF orientation says and scaled to the square, whatever its proportions. Grey becomes three
+equal channels, of 16 bits the upper 8 are kept, and transparent parts become white. Of an animation
+or several pages, the first picture is read. Colour profiles are ignored.
 """
 
 import os
@@ -24,16 +24,16 @@ from classgrad.errors import shown
 Skipped = tuple[Path, str]
 Progress = Callable[[int, int], object]
 
-# Of all that Pillow reads: EPS is a program that another program would run.
+# Not all that Pillow reads: EPS, for example, is a program that another program would run.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-# A camera of 24 megapixels is within it; a file of a few bytes can announce any size.
-MOST_PIXELS = 25_000_000
+# Enough for a camera of 24 megapixels; without a limit, a file of a few bytes can declare any size.
+MAX_PIXELS = 25_000_000
 
 # Each thread holds one picture in full size, which takes up to 300 megabytes.
 THREADS = min(4, os.cpu_count() or 1)
 
-SEE_THROUGH = ("RGBA", "LA", "PA")
-# By the number that a camera writes: what puts its picture upright.
+ALPHA_MODES = ("RGBA", "LA", "PA")
+# By EXIF orientation: the operation that puts a picture upright.
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -46,7 +46,7 @@ TURNS = {
 
 
 class Unreadable(ValueError):
-    """What is wrong with a picture, in one line and without its name."""
+    """A picture cannot be decoded; the message is one line, without the name of the file."""
 
 
 def from_files(
@@ -54,46 +54,46 @@ def from_files(
 ) -> tuple[Tensor, list[int], list[Skipped]]:
     """Read files in several threads.
 
-    Returned are the pictures in the order of their files, the places of these among all files, and
-    the files that cannot be read, each with the reason.
+    Return the pictures in the order of their files, the indices of these among all files, and the
+    files that cannot be read, each with the reason.
     """
     images = torch.empty(len(files), 3, size, size, dtype=torch.uint8)
     kept: list[int] = []
     bad: list[Skipped] = []
-    Image.init()  # loads what Pillow needs, which threads should not do at the same time
-    # Warnings are seen to around all threads, which share one setting. When the loop is left early,
-    # `map` drops the files that were not begun.
+    Image.init()  # loads Pillow's plugins, which threads should not do at the same time
+    # Warnings are off around all threads, as the filter is global. If an error ends the loop early,
+    # `map` cancels the files that were not begun.
     with _without_warnings(), ThreadPoolExecutor(THREADS) as pool:
-        for row, found in enumerate(pool.map(lambda file: _attempt(file, size), files)):
-            if isinstance(found, str):
-                bad.append((files[row], found))
+        for index, result in enumerate(pool.map(lambda file: _attempt(file, size), files)):
+            if isinstance(result, str):
+                bad.append((files[index], result))
             else:
-                images[len(kept)] = found
-                kept.append(row)
+                images[len(kept)] = result
+                kept.append(index)
             if progress is not None:
-                progress(row + 1, len(files))
+                progress(index + 1, len(files))
     return images[: len(kept)], kept, bad
 
 
 def from_file(path: Path, size: int) -> Tensor:
-    """Read a picture; it is `Unreadable` if there is none in the file."""
+    """Read a picture; raise `Unreadable` if that fails."""
     with _without_warnings():
-        found = _attempt(path, size)
-    if isinstance(found, str):
-        raise Unreadable(found)
-    return found
+        result = _attempt(path, size)
+    if isinstance(result, str):
+        raise Unreadable(result)
+    return result
 
 
 def from_pillow(image: Image.Image, size: int) -> Tensor:
-    """Convert a picture of Pillow; it is `Unreadable` if that fails."""
-    with _without_warnings(), _failures_told():
+    """Convert a Pillow image; raise `Unreadable` if that fails."""
+    with _without_warnings(), _as_unreadable():
         return _square(image, size)
 
 
 def _attempt(path: Path, size: int) -> Tensor | str:
-    """Return the picture in a file, or why there is none."""
+    """Return the picture in a file, or the reason why it cannot be read."""
     try:
-        with _failures_told():
+        with _as_unreadable():
             # Opening a pipe would wait for someone to write to it.
             if not stat.S_ISREG(os.stat(path).st_mode):
                 raise Unreadable("it is not a file")
@@ -104,58 +104,59 @@ def _attempt(path: Path, size: int) -> Tensor | str:
 
 
 def _without_warnings() -> AbstractContextManager[object]:
-    """Pass over warnings: they are of what is odd and can be read all the same."""
+    """Ignore warnings: they are about oddities of files that can be read anyway."""
     return warnings.catch_warnings(action="ignore")
 
 
 @contextmanager
-def _failures_told() -> Iterator[None]:
+def _as_unreadable() -> Iterator[None]:
+    """Turn every error into an `Unreadable` with a reason."""
     try:
         yield
     except Unreadable:
         raise
-    except MemoryError:  # pixels are few enough: a length in the file is wrong
+    except MemoryError:  # the number of pixels is limited, so a length in the file is wrong
         raise Unreadable("it asks for more memory than there is") from None
     except UnidentifiedImageError:
         raise Unreadable("cannot identify it as BMP, GIF, JPEG, PNG, PPM, TIFF or WebP") from None
     except Exception as error:  # a damaged file makes decoders fail in any way
-        system = error.strerror if isinstance(error, OSError) else None
-        raise Unreadable(shown(system or str(error) or type(error).__name__)) from None
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise Unreadable(shown(reason or str(error) or type(error).__name__)) from None
 
 
 def _square(image: Image.Image, size: int) -> Tensor:
     width, height = image.size
-    if width * height > MOST_PIXELS:
+    if width * height > MAX_PIXELS:
         raise Unreadable(f"{width} x {height} pixels are too many, scale it down first")
-    scaled = _coloured(_upright(image)).resize((size, size), Image.Resampling.BILINEAR)
+    scaled = _rgb(_upright(image)).resize((size, size), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(scaled)).permute(2, 0, 1).contiguous()
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Turn a picture as its camera says.
+    """Rotate or flip a picture as its EXIF orientation says.
 
-    Pillow's own function also writes what the camera said anew, which fails for many cameras.
+    Pillow's `exif_transpose` also rewrites the EXIF data, which fails for those of many cameras.
     """
-    image.load()  # turns a TIFF, and says no more that it has to be turned
+    image.load()  # this rotates a TIFF already, and removes its orientation
     turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     return image if turn is None else image.transpose(turn)
 
 
-def _coloured(image: Image.Image) -> Image.Image:
+def _rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         return _upper_bits(image).convert("RGB")
     if image.mode == "F":
-        raise Unreadable("its pixels are fractions, save it with 8 or 16 bits")
-    if image.mode not in SEE_THROUGH and "transparency" not in image.info:
+        raise Unreadable("its pixels are floats, save it with 8 or 16 bits")
+    if image.mode not in ALPHA_MODES and "transparency" not in image.info:
         return image.convert("RGB")
-    clear = image.convert("RGBA")
-    ground = Image.new("RGB", image.size, "white")
-    ground.paste(clear, mask=clear)
-    return ground
+    transparent = image.convert("RGBA")
+    background = Image.new("RGB", image.size, "white")
+    background.paste(transparent, mask=transparent)
+    return background
 
 
 def _upper_bits(image: Image.Image) -> Image.Image:
-    """Make 8 bits of 16, where Pillow would cut off all that is brighter than 255."""
+    """Reduce 16 bits to the upper 8; Pillow would clip all values above 255."""
     grey = np.asarray(image)
     if grey.min() < 0 or grey.max() >= 2**16:
         raise Unreadable("its pixels take more than 16 bits, save it with 8 or 16")

@@ -1,4 +1,4 @@
-"""Downloads of the official files, checked before anything gets its final name."""
+"""Download official files, and check them before they get their final names."""
 
 import contextlib
 import logging
@@ -19,22 +19,22 @@ from classgrad.data.unpack import Unsound, unpack
 from classgrad.errors import UserError, shown
 from classgrad.files import put_in_place, sync_folder
 
-CHUNK = 2**16
-TIMEOUT = 30
+CHUNK = 2**16  # bytes
+TIMEOUT = 30  # seconds
 
 
 def fetch(which: str | Dataset, root: str | Path, *, progress: bool | None = None) -> Report:
-    """Download what is missing of a dataset, and return the report on the files then there.
+    """Download the missing files of a dataset, and return a report on all its files.
 
-    Files are collected in the folder .downloads under `root`; what an interruption leaves there is
-    checked and used again. `progress` shows bars on standard error; by default, if that is a
-    terminal. Nothing that is already in place is overwritten.
+    Files are collected in the folder .downloads under `root`; those left there by an interruption
+    are checked and used. `progress` shows bars on standard error, by default if that is a
+    terminal. Existing files are never overwritten.
     """
     data, root = describe(which), Path(root).expanduser()
     if not data.downloads:
         place = shown(root / data.folder)
         raise UserError(
-            f"{data.title} is not fetched, since no checksum of it is known: "
+            f"{data.title} cannot be fetched, as no checksum of it is known: "
             f"download {data.by_hand} and unpack it in {place}"
         )
     report = check(data, root)
@@ -48,23 +48,25 @@ def fetch(which: str | Dataset, root: str | Path, *, progress: bool | None = Non
             with _bars(sys.stderr.isatty() if progress is None else progress) as bars:
                 for download in data.downloads:
                     if not _in_place(root, download):
-                        file = _by_hand(root, download) or _get(download, root, store, bars)
-                        _put(data, download, file, root, store)
+                        file = _provided(root, download) or _download(download, root, store, bars)
+                        _install(data, download, file, root, store)
         finally:
-            # Only if it is empty: it may hold part of a download, or another process uses it.
+            # Only if it is empty: it may hold a partial download, or another process may use it.
             with contextlib.suppress(OSError):
                 store.rmdir()
     except OSError as error:
         what = f"cannot write {shown(error.filename or store)} ({error.strerror or error})"
-        raise UserError(f"{what}: make room or choose another data folder") from None
+        raise UserError(f"{what}: free some space or choose another data folder") from None
     report = check(data, root)
     if report.status != "complete":
-        raise UserError(f"{report.note}: the files in place are not all those of the release")
+        raise UserError(
+            f"{report.note}: some files differ from the release; move them away and try again"
+        )
     return report
 
 
 def _refuse_to_overwrite(data: Dataset, root: Path, report: Report) -> None:
-    """Leave alone what is there and is not the release: it may be a subset kept on purpose."""
+    """Refuse to replace files that are not the release: they may be a subset kept on purpose."""
     for download in data.downloads:
         place = root / download.place
         if not os.path.lexists(place):
@@ -72,7 +74,7 @@ def _refuse_to_overwrite(data: Dataset, root: Path, report: Report) -> None:
         if download.unpack or not place.is_file() or not _as_released(place, download):
             note = "; ".join(dict.fromkeys(finding.note for finding in report.findings))
             raise UserError(
-                f"{shown(place)} is there and is not the release ({note}): move it away first"
+                f"{shown(place)} exists and is not the release ({note}): move it away first"
             )
 
 
@@ -81,8 +83,8 @@ def _in_place(root: Path, download: Download) -> bool:
     return place.exists() or (place.suffix == ".gz" and place.with_suffix("").exists())
 
 
-def _by_hand(root: Path, download: Download) -> Path | None:
-    """Return an archive that the user has put in the root, if it is the released one."""
+def _provided(root: Path, download: Download) -> Path | None:
+    """Return an archive that the user has put into the root, if it is the released one."""
     path = root / download.name
     if not download.unpack or not path.is_file():
         return None
@@ -97,8 +99,8 @@ def _as_released(path: Path, download: Download) -> bool:
     return download.checksum is None or file_matches(path, download.checksum)
 
 
-def _put(data: Dataset, download: Download, file: Path, root: Path, store: Path) -> None:
-    """Give a downloaded file, or the folder unpacked from it, its final name."""
+def _install(data: Dataset, download: Download, file: Path, root: Path, store: Path) -> None:
+    """Move a downloaded file, or the folder unpacked from it, to its final name."""
     place = root / download.place
     place.parent.mkdir(parents=True, exist_ok=True)
     if not download.unpack:
@@ -122,8 +124,8 @@ def _put(data: Dataset, download: Download, file: Path, root: Path, store: Path)
         file.unlink()
 
 
-def _get(download: Download, root: Path, store: Path, bars: Any) -> Path:
-    """Download a file, or take it from an earlier try; the checksum is compared either way."""
+def _download(download: Download, root: Path, store: Path, bars: Any) -> Path:
+    """Download a file, or use that of an earlier attempt; its checksum is verified either way."""
     import pooch
     from requests.exceptions import RequestException
 
@@ -131,7 +133,7 @@ def _get(download: Download, root: Path, store: Path, bars: Any) -> Path:
     if path.exists() and not _as_released(path, download):
         path.unlink()
     place = root / (download.name if download.unpack else download.place)
-    advice = f"download it by other means, put it at {shown(place)} and run this again"
+    advice = f"download it by other means, put it at {shown(place)} and try again"
     what = f"cannot fetch {download.name} from {download.address}"
     transfer = Transfer(download, bars)
     try:
@@ -159,17 +161,17 @@ def _reason(error: Exception, download: Download) -> str:
 
 
 class Transfer:
-    """What pooch calls to download a file: it stops at the size of the release and closes up."""
+    """The downloader that is passed to pooch: it stops at the size of the release."""
 
     def __init__(self, download: Download, bars: Any) -> None:
         self.download = download
         self.bars = bars
 
     def __call__(self, url: str, output_file: str | Path, pooch: object) -> None:
-        """Write what is at `url` to `output_file`."""
+        """Download `url` to `output_file`."""
         import requests
 
-        # A server that unpacked gzip on the way would change the checksum.
+        # A transfer encoded with gzip would be decoded on arrival, and the checksum would differ.
         plain = {"Accept-Encoding": "identity"}
         task = self.bars and self.bars.add_task(self.download.name, total=self.download.size)
         left = self.download.size
@@ -204,7 +206,7 @@ def _bars(visible: bool) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep pooch from announcing what the bars show already."""
+    """Keep pooch from logging what the bars already show."""
     import pooch
 
     logger = pooch.get_logger()

@@ -1,4 +1,4 @@
-"""Reading and comparing files of datasets so that every failure is one clear line."""
+"""Read and verify files of datasets; every failure is a `UserError` of one line."""
 
 import hashlib
 import os
@@ -13,11 +13,11 @@ Source = tuple[Path, bytes]
 
 
 class Missing(UserError):
-    """A file of the dataset is not there."""
+    """A file of the dataset does not exist."""
 
 
 def missing(data: Dataset, path: Path) -> Missing:
-    """Return the error for a file or folder that is not there."""
+    """Return the error for a file or folder that does not exist."""
     what = f"{data.title} is missing: no {shown(path)}"
     return Missing(f"{what}; {data.remedy()}", hint=data.hint)
 
@@ -28,7 +28,7 @@ def damaged(data: Dataset, path: Path, what: str) -> UserError:
 
 
 def unusable(data: Dataset, path: Path, what: str, *, again: bool = False) -> UserError:
-    """Return the error for what is in the way of the dataset's own files."""
+    """Return the error for a file or folder that is not the dataset's."""
     return UserError(f"{shown(path)}: {what} and {data.remedy(again)}", hint=data.hint)
 
 
@@ -56,9 +56,9 @@ def file_matches(path: Path, checksum: str) -> bool:
 
 
 def released(paths: Iterable[Path], checksums: Mapping[str, str]) -> bool:
-    """Tell whether every file with a known checksum is there, byte for byte as released."""
-    found = {path.name: path for path in paths}
+    """Tell whether every file with a known checksum exists, byte for byte as released."""
+    by_name = {path.name: path for path in paths}
     return bool(checksums) and all(
-        name in found and file_matches(found[name], checksum)
+        name in by_name and file_matches(by_name[name], checksum)
         for name, checksum in checksums.items()
     )

@@ -21,16 +21,16 @@ MAGIC = {1: 0x0801, 3: 0x0803}
 
 
 def find(root: Path, data: Dataset, split: str) -> list[Path]:
-    """Return the files of images and of labels, plain where both forms are there."""
+    """Return the files of images and of labels; of a plain and a packed file, the plain one."""
     folder = root / data.folder
-    found = []
+    paths = []
     for part in ("images-idx3-ubyte", "labels-idx1-ubyte"):
         plain = folder / f"{PREFIX[split]}-{part}"
         packed = plain.with_name(f"{plain.name}.gz")
         if not os.path.exists(plain) and not os.path.exists(packed):
             raise missing(data, plain)
-        found.append(plain if os.path.exists(plain) else packed)
-    return found
+        paths.append(plain if os.path.exists(plain) else packed)
+    return paths
 
 
 def decode(sources: list[Source], data: Dataset, split: str) -> Images:
@@ -64,15 +64,15 @@ def _array(data: Dataset, path: Path, content: bytes, most: tuple[int, ...]) -> 
             kind = "images" if len(most) == 3 else "labels"
             raise damaged(data, path, f"not an idx file of {kind} (it begins with {magic:#010x})")
         if tuple(sizes[1:]) != most[1:] or not 0 < sizes[0] <= most[0]:
-            held, wanted = (" x ".join(map(str, each)) for each in (sizes, most))
-            raise damaged(data, path, f"holds {held} bytes, {data.title} has at most {wanted}")
+            shape, largest = (" x ".join(map(str, each)) for each in (sizes, most))
+            raise damaged(data, path, f"holds {shape} bytes, {data.title} has at most {largest}")
         count = int(np.prod(sizes))
-        # One byte more than announced, so that excess shows and a packed file is never
+        # One byte more than declared, so that excess is noticed and a packed file is never
         # unpacked further than its header says.
         body = file.read(count + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise damaged(data, path, f"not a sound gzip file ({shown(error)})") from None
+        raise damaged(data, path, f"not an intact gzip file ({shown(error)})") from None
     if len(body) != count:
-        found = f"{len(body):,}" if len(body) < count else f"more than {count:,}"
-        raise damaged(data, path, f"{found} bytes where its header announces {count:,}")
+        actual = f"{len(body):,}" if len(body) < count else f"more than {count:,}"
+        raise damaged(data, path, f"{actual} bytes where its header declares {count:,}")
     return np.frombuffer(body, np.uint8).reshape(sizes)

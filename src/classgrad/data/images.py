@@ -15,7 +15,7 @@ class Images:
 
     `images` is uint8 (N, C, H, W); `labels` is int64 (N,) and indexes `class_names`; `coarse` does
     the same for `coarse_names` where the dataset has superclasses. `status` is "complete", "subset"
-    or "other", and `note` says in words how this copy compares with the release.
+    or "other", and `note` says how this copy compares with the release.
     """
 
     images: Tensor

@@ -1,4 +1,4 @@
-"""From files to tensors: find, decode, and judge against the release."""
+"""From files to tensors: find, decode, and compare with the release."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +10,11 @@ from classgrad.data.images import Content, Images, checksums
 from classgrad.data.releases import DATASETS, describe
 from classgrad.data.table import SPLITS, Dataset, Split
 
-WORDS = {"train": "training", "test": "test"}
+SPLIT_NAMES = {"train": "training", "test": "test"}
 
 
 class Format(Protocol):
-    """What a module for a file format offers."""
+    """The interface of a module for a file format."""
 
     def find(self, root: Path, data: Dataset, split: str) -> list[Path]:
         """Return the files of a split."""
@@ -38,59 +38,66 @@ def load(which: str | Dataset, root: str | Path, split: str = "train") -> Images
     `which` is a name in `DATASETS`.
     """
     data, root = describe(which), Path(root).expanduser()
-    facts = data.split(split)
-    form = FORMATS[data.format]
-    paths = form.find(root, data, split)
-    images = form.decode([(path, read(data, path)) for path in paths], data, split)
-    if len(images) > facts.count:
-        what = f"{len(images):,} images, the release has {facts.count:,}"
+    release = data.split(split)
+    file_format = FORMATS[data.format]
+    paths = file_format.find(root, data, split)
+    images = file_format.decode([(path, read(data, path)) for path in paths], data, split)
+    if len(images) > release.count:
+        what = f"{len(images):,} images, the release has {release.count:,}"
         raise damaged(data, paths[-1], what)
-    held = checksums(images)
-    _refuse_another(data, split, paths[-1].parent, held)
-    same = facts.images is None and len(images) == facts.count and released(paths, facts.files)
-    status, note = judge(facts, split, images, held, same_files=same)
+    content = checksums(images)
+    _refuse_another(data, split, paths[-1].parent, content)
+    same = (
+        release.images is None and len(images) == release.count and released(paths, release.files)
+    )
+    status, note = compare(release, split, images, content, same_files=same)
     return replace(images, status=status, note=f"{note}; {data.remark}" if data.remark else note)
 
 
-def judge(
-    facts: Split, split: str, images: Images, held: Content, *, same_files: bool
+def compare(
+    release: Split, split: str, images: Images, content: Content, *, same_files: bool
 ) -> tuple[str, str]:
-    """Compare images with the release and return the status and a note in words.
+    """Compare images with the release, and return the status and a note.
 
-    `same_files` tells that the files are byte for byte those of the release; it decides where no
+    `same_files` says that the files are byte for byte those of the release; it decides where no
     checksum of the decoded release is known.
     """
-    counted = f"{len(images):,} of {facts.count:,} {WORDS[split]} images"
-    if same_files or held == (facts.images, facts.labels):
-        return "complete", f"{len(images):,} {WORDS[split]} images, as released"
-    if len(images) < facts.count:
-        over = [
+    counted = f"{len(images):,} of {release.count:,} {SPLIT_NAMES[split]} images"
+    if same_files or content == (release.images, release.labels):
+        return "complete", f"{len(images):,} {SPLIT_NAMES[split]} images, as released"
+    if len(images) < release.count:
+        exceeding = [
             name
-            for name, found, released in zip(
-                images.class_names, images.per_class, facts.per_class or (), strict=False
+            for name, count, released_count in zip(
+                images.class_names, images.per_class, release.per_class or (), strict=False
             )
-            if found > released
+            if count > released_count
         ]
-        if over:
-            return "other", f"{counted}, but more of class '{over[0]}' than the release has"
+        if exceeding:
+            return "other", f"{counted}, but more of class '{exceeding[0]}' than the release has"
         return "subset", counted
-    if facts.images is None and not facts.files:
+    if release.images is None and not release.files:
         return "other", f"{counted}; the content cannot be compared, no checksum of it is known"
-    if facts.images is None:
-        kept = ", with the labels of the release" if held.labels == facts.labels else ""
-        return "other", f"{counted}{kept}, in files other than the released ones"
-    compared = (("pixels", held.images, facts.images), ("labels", held.labels, facts.labels))
-    differing = " and ".join(word for word, mine, theirs in compared if mine != theirs)
+    if release.images is None:
+        labels = ", with the labels of the release" if content.labels == release.labels else ""
+        return "other", f"{counted}{labels}, in files other than the released ones"
+    compared = (
+        ("pixels", content.images, release.images),
+        ("labels", content.labels, release.labels),
+    )
+    differing = " and ".join(part for part, actual, expected in compared if actual != expected)
     return "other", f"{counted}, whose {differing} differ from the release"
 
 
-def _refuse_another(data: Dataset, split: str, folder: Path, held: Content) -> None:
+def _refuse_another(data: Dataset, split: str, folder: Path, content: Content) -> None:
     """Refuse the files of another release, or of the other split, under this one's name."""
     for other in DATASETS.values():
         for name in SPLITS:
-            facts = other.split(name)
+            release = other.split(name)
             if (other.name, name) == (data.name, split):
                 continue
-            whose = f"{other.title}'s {WORDS[name]} files, not {data.title}'s {WORDS[split]} files"
-            if held.images == facts.images or held.labels == facts.labels:
-                raise unusable(data, folder, f"these are {whose}; move them away")
+            if content.images == release.images or content.labels == release.labels:
+                actual = f"{other.title}'s {SPLIT_NAMES[name]} files"
+                expected = f"{data.title}'s {SPLIT_NAMES[split]} files"
+                what = f"these are {actual}, not {expected}; move them away"
+                raise unusable(data, folder, what)

@@ -17,15 +17,16 @@ from classgrad.data.table import Dataset
 from classgrad.errors import UserError
 
 FOLDERS = {"train": "Train", "test": "Test"}
-# The release holds two files without content; whoever unpacks it by hand has them too.
+# The release has two empty files, which a user who unpacks it has, too.
 EMPTY = {
     "A/RGVtb2NyYXRpY2FCb2xkT2xkc3R5bGUgQm9sZC50dGY=.png",
     "F/Q3Jvc3NvdmVyIEJvbGRPYmxpcXVlLnR0Zg==.png",
 }
-# The release has no split. Ours: in each letter, the files whose names have the least sha256.
-TESTED = 187
+# The release has no split. Ours: for each letter, test files are those whose names have the lowest
+# sha256.
+TEST_PER_LETTER = 187
 # The signature, and the length and name of the first chunk: width and height follow.
-START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+HEADER = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 
 
 class Unreadable(ValueError):
@@ -62,25 +63,25 @@ def decode(sources: list[Source], data: Dataset, split: str) -> Images:
     """Return the images of PNG files, labelled by the folders they are in."""
     pixels = np.empty((len(sources), *data.shape), np.uint8)
     labels = np.empty(len(sources), np.int64)
-    with warnings.catch_warnings(action="ignore"):  # of what is odd and can be read all the same
-        for row, (path, content) in enumerate(sources):
+    with warnings.catch_warnings(action="ignore"):  # about oddities of files that can be read
+        for index, (path, content) in enumerate(sources):
             try:
-                pixels[row, 0] = read_png(content, data.shape[1:])
+                pixels[index, 0] = read_png(content, data.shape[1:])
             except Unreadable as error:
                 raise damaged(data, path, f"not an image of {data.title} ({error})") from None
-            labels[row] = data.class_names.index(path.parent.name)
+            labels[index] = data.class_names.index(path.parent.name)
     return Images(torch.from_numpy(pixels), torch.from_numpy(labels), data.class_names)
 
 
-def tested(letter: str, names: Iterable[str]) -> set[str]:
+def select_test_files(letter: str, names: Iterable[str]) -> set[str]:
     """Return the files of a letter that form its test set.
 
-    >>> len(tested("A", [f"{n}.png" for n in range(1872)]))
+    >>> len(select_test_files("A", [f"{n}.png" for n in range(1872)]))
     187
     """
     return set(
         sorted(names, key=lambda name: hashlib.sha256(f"{letter}/{name}".encode()).digest())[
-            :TESTED
+            :TEST_PER_LETTER
         ]
     )
 
@@ -88,14 +89,14 @@ def tested(letter: str, names: Iterable[str]) -> set[str]:
 def read_png(content: bytes, size: tuple[int, int]) -> np.ndarray:
     """Return the pixels of a grey PNG image of the given height and width.
 
-    The size is compared before Pillow sees the file, and all checksums in it before its pixels are
+    The size is checked before Pillow opens the file, and all its checksums before its pixels are
     unpacked.
     """
     from PIL import Image
 
-    if not content.startswith(START):
-        raise Unreadable("no PNG file" if content else "it is empty")
-    width, height = struct.unpack(">II", content[len(START) :][:8].ljust(8, b"\0"))
+    if not content.startswith(HEADER):
+        raise Unreadable("not a PNG file" if content else "it is empty")
+    width, height = struct.unpack(">II", content[len(HEADER) :][:8].ljust(8, b"\0"))
     if (height, width) != size:
         raise Unreadable(f"it is {height} x {width}, not {size[0]} x {size[1]}")
     try:
@@ -108,4 +109,4 @@ def read_png(content: bytes, size: tuple[int, int]) -> np.ndarray:
     except Unreadable:
         raise
     except Exception:  # a damaged file makes Pillow fail in any way
-        raise Unreadable("it is cut or torn") from None
+        raise Unreadable("it is truncated or damaged") from None

@@ -24,8 +24,8 @@ def decode(sources: list[Source], data: Dataset, split: str) -> Images:
         table = read_pickle(content)
     except Refused as error:
         raise damaged(data, path, f"not a file of {data.title}: {shown(error)}") from None
-    pixels = _whole(data, path, table.get("features"), "features", 255)
-    labels = _whole(data, path, table.get("labels"), "labels", len(data.class_names) - 1)
+    pixels = _integers(data, path, table.get("features"), "features", 255)
+    labels = _integers(data, path, table.get("labels"), "labels", len(data.class_names) - 1)
     if pixels.shape[1:] != data.shape or labels.ndim != 1 or not len(labels):
         shapes = " and ".join(" x ".join(map(str, each.shape)) for each in (pixels, labels))
         raise damaged(data, path, f"features and labels are {shapes}, not N x 1 x 32 x 32 and N")
@@ -38,7 +38,7 @@ def decode(sources: list[Source], data: Dataset, split: str) -> Images:
     )
 
 
-def _whole(data: Dataset, path: Path, values: object, name: str, largest: int) -> np.ndarray:
+def _integers(data: Dataset, path: Path, values: object, name: str, largest: int) -> np.ndarray:
     if not isinstance(values, np.ndarray):
         raise damaged(data, path, f"holds no array of {name}")
     with np.errstate(invalid="ignore"):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # (images, level, sign) -> images: uint8 (N, C, H, W) with C = 1 or 3, level (N,) in [0, 10] and
-# sign (N,) of 1 and -1; an operation without a use for a level or a sign ignores it.
+# sign (N,) of 1 and -1; an operation that needs no level or sign ignores it.
 Operation = Callable[[Tensor, Tensor, Tensor], Tensor]
 Size = tuple[int, int]
 # (level, sign, (H, W)) -> float64 (N, 2, 3), from the centres of output pixels to input points.
@@ -20,10 +20,10 @@ def _scaled(level: Tensor, maximum: float) -> Tensor:
     return level.double() * maximum / 10
 
 
-def _whole(level: Tensor, maximum: float) -> Tensor:
-    """Return the parameter cut to a whole number: for degrees, shifts, bits and thresholds.
+def _truncated(level: Tensor, maximum: float) -> Tensor:
+    """Return the parameter truncated to an integer: for degrees, shifts, bits and thresholds.
 
-    >>> _whole(torch.tensor([0.5, 3.0]), 30)
+    >>> _truncated(torch.tensor([0.5, 3.0]), 30)
     tensor([1., 9.], dtype=torch.float64)
     """
     return _scaled(level, maximum).trunc()
@@ -34,9 +34,9 @@ def _per_image(values: Tensor) -> Tensor:
 
 
 def autocontrast(images: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Stretch each channel to the full range: 255 (x - low) / (high - low), cut to whole.
+    """Stretch each channel to the full range: 255 (x - low) / (high - low), truncated.
 
-    A channel of one value stays as it is.
+    A constant channel stays as it is.
 
     >>> image = torch.tensor([[[[40, 51], [44, 45]]]], dtype=torch.uint8)
     >>> autocontrast(image, torch.ones(1), torch.ones(1)).tolist()
@@ -44,8 +44,8 @@ def autocontrast(images: Tensor, level: Tensor, sign: Tensor) -> Tensor:
     """
     low = images.amin((2, 3), keepdim=True).double()
     high = images.amax((2, 3), keepdim=True).double()
-    # Pillow rounds slope and offset apart, in float64: 51 above becomes 254. A scalar over a
-    # tensor would be a product with the reciprocal, which is off by 1 at 0.1 % of the pixels.
+    # Pillow rounds slope and offset separately, in float64: 51 above becomes 254. A scalar divided
+    # by a tensor would be a product with the reciprocal, which is off by 1 at 0.1 % of the pixels.
     slope = torch.full_like(high, 255) / (high - low)
     stretched = (images * slope - low * slope).clamp(0, 255)
     return torch.where(high > low, stretched, images.double()).to(torch.uint8)
@@ -54,8 +54,8 @@ def autocontrast(images: Tensor, level: Tensor, sign: Tensor) -> Tensor:
 def equalize(images: Tensor, level: Tensor, sign: Tensor) -> Tensor:
     """Flatten each channel's histogram: x -> (step // 2 + #{pixels below x}) // step.
 
-    The step is (H W - #{pixels at the channel's maximum}) // 255; a channel whose step is 0, thus
-    every channel of an image of fewer than 256 pixels, stays as it is.
+    The step is (H W - #{pixels at the channel's maximum}) // 255; a channel whose step is 0, such
+    as every channel of an image of fewer than 256 pixels, stays as it is.
     """
     values = images.flatten(0, 1).flatten(1).long()
     rows = len(values)
@@ -68,25 +68,25 @@ def equalize(images: Tensor, level: Tensor, sign: Tensor) -> Tensor:
 
 
 def posterize(images: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Keep the upper 4 - whole(4 level / 10) bits of every value.
+    """Keep the upper 4 - trunc(4 level / 10) bits of every value.
 
     >>> image = torch.tensor([[[[15, 16], [100, 255]]]], dtype=torch.uint8)
     >>> posterize(image, torch.tensor([1.0]), torch.ones(1)).flatten().tolist()
     [0, 16, 96, 240]
     """
-    bits = 4 - _whole(level, 4)
+    bits = 4 - _truncated(level, 4)
     return images & _per_image(256 - 2 ** (8 - bits)).to(torch.uint8)
 
 
 def solarize(images: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Invert the values at or above the threshold 256 - whole(256 level / 10)."""
+    """Invert the values at or above the threshold 256 - trunc(256 level / 10)."""
     # int16, because the threshold 256 of the lowest levels does not fit into uint8.
-    threshold = _per_image(256 - _whole(level, 256)).to(torch.int16)
+    threshold = _per_image(256 - _truncated(level, 256)).to(torch.int16)
     return torch.where(images < threshold, images, 255 - images)
 
 
 def _blend(base: Tensor, images: Tensor, level: Tensor) -> Tensor:
-    """Return base + f (images - base) cut to 8 bits, with f = 1.8 level / 10 + 0.1."""
+    """Return base + f (images - base) clipped to 8 bits, with f = 1.8 level / 10 + 0.1."""
     factor = _per_image(_scaled(level, 1.8) + 0.1).float()
     base = base.float()
     return (base + factor * (images - base)).clamp(0, 255).to(torch.uint8)
@@ -140,8 +140,8 @@ def _affine(level: Tensor, entries: dict[tuple[int, int], Tensor]) -> Tensor:
 
 
 def _rotation(level: Tensor, sign: Tensor, size: Size) -> Tensor:
-    """Turn about the image's centre by sign · whole(30 level / 10) degrees, anticlockwise."""
-    angle = torch.deg2rad(sign * _whole(level, 30))
+    """Rotate about the image's centre by sign · trunc(30 level / 10) degrees, anticlockwise."""
+    angle = torch.deg2rad(sign * _truncated(level, 30))
     cosine, sine = angle.cos(), angle.sin()
     y, x = size[0] / 2, size[1] / 2
     across = {(0, 0): cosine, (0, 1): -sine, (0, 2): x - cosine * x + sine * y}
@@ -158,25 +158,25 @@ def _shear_y(level: Tensor, sign: Tensor, size: Size) -> Tensor:
 
 
 def _translation_x(level: Tensor, sign: Tensor, size: Size) -> Tensor:
-    return _affine(level, {(0, 2): sign * _whole(level, size[1] / 3)})
+    return _affine(level, {(0, 2): sign * _truncated(level, size[1] / 3)})
 
 
 def _translation_y(level: Tensor, sign: Tensor, size: Size) -> Tensor:
-    return _affine(level, {(1, 2): sign * _whole(level, size[0] / 3)})
+    return _affine(level, {(1, 2): sign * _truncated(level, size[0] / 3)})
 
 
 def warp(images: Tensor, matrix: Tensor) -> Tensor:
-    """Draw each output pixel from the point that its 2 x 3 matrix sends its centre to.
+    """Sample each output pixel at the point that its 2 x 3 matrix maps its centre to.
 
     The value is interpolated between the four nearest pixel centres, repeating those of the edge,
-    and cut to whole; a point outside the image gives 0.
+    and truncated; a point outside the image gives 0.
 
     >>> image = torch.tensor([[[[10, 20], [30, 40]]]], dtype=torch.uint8)
     >>> warp(image, torch.tensor([[[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]])).tolist()
     [[[[20, 0], [40, 0]]]]
     """
     height, width = images.shape[-2:]
-    # float64: in float32 a shift by whole pixels misses whole values, and the cut loses 1 level.
+    # float64: in float32 a shift by whole pixels misses exact values, and truncation loses 1 level.
     rows = torch.arange(height, device=images.device, dtype=torch.float64).view(-1, 1) + 0.5
     columns = torch.arange(width, device=images.device, dtype=torch.float64) + 0.5
     # The sampler counts from -1 to 1 along each axis, between the outer borders of the pixels.

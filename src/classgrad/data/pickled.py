@@ -1,8 +1,8 @@
 """A reader for the few pickle operations that image datasets use; it runs no code.
 
-It interprets the stream itself: the only names it knows are those by which numpy writes an array,
-and it answers to them with arrays of plain numbers over the bytes of the file. Every length is
-compared with what the file still holds before anything is made.
+It interprets the stream itself: the only globals it accepts are those that numpy's arrays use, and
+it makes arrays of plain numbers over the bytes of the file. Every length is compared with the rest
+of the file before anything is allocated.
 """
 
 import math
@@ -23,18 +23,18 @@ _MARK = object()
 
 
 class Refused(ValueError):
-    """The stream is cut, or asks for something a data file does not hold."""
+    """The stream is truncated, or asks for something that a data file does not contain."""
 
 
 class _Name:
-    """One of the admitted names, before it is applied."""
+    """One of the accepted globals, before it is called."""
 
     def __init__(self, role: str) -> None:
         self.role = role
 
 
 class _Dtype:
-    """A type of number whose byte order is still to come."""
+    """A dtype whose byte order is not known yet."""
 
     def __init__(self, code: str) -> None:
         self.code = code
@@ -42,14 +42,14 @@ class _Dtype:
 
 
 class _Array:
-    """An array whose shape and bytes are still to come."""
+    """An array whose shape and bytes are not known yet."""
 
     def __init__(self) -> None:
         self.value: np.ndarray | None = None
 
 
 def read_pickle(content: bytes) -> dict[str, Any]:
-    """Return the dict a pickle holds: text, whole numbers, lists of them, and arrays.
+    """Return the dict in a pickle: text, integers, lists of them, and arrays.
 
     >>> import pickle
     >>> read_pickle(pickle.dumps({"labels": [1, 2]}, protocol=2))
@@ -59,16 +59,18 @@ def read_pickle(content: bytes) -> dict[str, Any]:
     classgrad.data.pickled.Refused: asks for 'builtins.print'
     """
     try:
-        held = _Machine(content).run()
+        values = _Machine(content).run()
     except (IndexError, struct.error):
         raise Refused("ends too early or is not a pickle") from None
-    if type(held) is not dict:
-        raise Refused("holds no table")
-    return {key: value.value if isinstance(value, _Array) else value for key, value in held.items()}
+    if type(values) is not dict:
+        raise Refused("holds no dict")
+    return {
+        key: value.value if isinstance(value, _Array) else value for key, value in values.items()
+    }
 
 
 class _Machine:
-    """The stack machine of the pickle format, with all but the harmless operations left out."""
+    """The stack machine of the pickle format, with harmless operations only."""
 
     def __init__(self, content: bytes) -> None:
         self.view = memoryview(content)
@@ -117,18 +119,18 @@ class _Machine:
         }
 
     def run(self) -> object:
-        """Carry out the operations up to the end of the stream."""
+        """Execute the operations up to the end of the stream."""
         while self.running:
             code = self.view[self.at]
             operation = self.operations.get(code)
             if operation is None:
-                raise Refused(f"operation {code:#04x} at byte {self.at:,} is not admitted")
+                raise Refused(f"operation {code:#04x} at byte {self.at:,} is not allowed")
             self.at += 1
             operation()
         if self.at != len(self.view):
             raise Refused(f"{len(self.view) - self.at:,} bytes follow its end")
         if len(self.stack) != 1:
-            raise Refused("is not one value")
+            raise Refused("is not a single value")
         return self.stack[0]
 
     def take(self, length: int) -> memoryview:
@@ -140,7 +142,7 @@ class _Machine:
         return taken
 
     def number(self, layout: str, length: int) -> int:
-        """Return the whole number in the next bytes."""
+        """Return the integer in the next bytes."""
         return int(struct.unpack(layout, self.take(length))[0])
 
     def text(self, length: int) -> str:
@@ -155,7 +157,7 @@ class _Machine:
         head = bytes(self.view[self.at : self.at + 256])
         length = head.find(b"\n")
         if length < 0:
-            raise Refused("holds an endless name")
+            raise Refused("holds a name that does not end")
         line = self.text(length)
         self.at += 1
         return line
@@ -170,21 +172,21 @@ class _Machine:
         raise Refused("ends a group that was not begun")
 
     def recall(self, number: int) -> None:
-        """Push a value met before."""
+        """Push a memoised value."""
         if number not in self.memo:
-            raise Refused(f"recalls value {number} that was not given")
+            raise Refused(f"recalls value {number}, which was not stored")
         self.stack.append(self.memo[number])
 
     def extend(self, values: list[Any]) -> None:
-        """Put values at the end of the list below them."""
+        """Append values to the list below them."""
         if type(self.stack[-1]) is not list:
-            raise Refused("puts values in what is no list")
+            raise Refused("appends values to something that is not a list")
         self.stack[-1].extend(values)
 
     def enter(self, values: list[Any]) -> None:
-        """Put key and value pairs in the table below them."""
+        """Add key and value pairs to the dict below them."""
         if type(self.stack[-1]) is not dict or len(values) % 2:
-            raise Refused("puts pairs in what is no table")
+            raise Refused("adds pairs to something that is not a dict")
         for key, value in zip(values[::2], values[1::2], strict=True):
             self.stack[-1][_word(key)] = value
 
@@ -197,44 +199,44 @@ class _Machine:
         self.stack.append(values)
 
     def name(self, module: object, word: object) -> None:
-        """Push an admitted name."""
+        """Push an accepted global."""
         role = NAMES.get((_word(module), _word(word)))
         if role is None:
             raise Refused(f"asks for {f'{_word(module)}.{_word(word)}'[:80]!r}")
         self.stack.append(_Name(role))
 
     def apply(self) -> None:
-        """Begin an array or a type of number."""
-        given, name = self.stack.pop(), self.stack.pop()
+        """Begin an array or a dtype."""
+        arguments, name = self.stack.pop(), self.stack.pop()
         role = name.role if isinstance(name, _Name) else ""
-        if role == "array" and type(given) is tuple and given[1:2] == ((0,),):
+        if role == "array" and type(arguments) is tuple and arguments[1:2] == ((0,),):
             self.stack.append(_Array())
-        elif role == "dtype" and type(given) is tuple and len(given) == 3:
-            if (code := _word(given[0])) not in NUMBERS:
+        elif role == "dtype" and type(arguments) is tuple and len(arguments) == 3:
+            if (code := _word(arguments[0])) not in NUMBERS:
                 raise Refused(f"holds an array of {code[:20]!r}, not of plain numbers")
             self.stack.append(_Dtype(code))
         else:
-            raise Refused("calls what is no array")
+            raise Refused("calls something other than an array")
 
     def build(self) -> None:
-        """Complete an array or a type of number."""
+        """Complete an array or a dtype."""
         state, value = self.stack.pop(), self.stack[-1]
         if type(state) is not tuple:
-            raise Refused("builds what is no array")
+            raise Refused("builds something other than an array")
         if isinstance(value, _Dtype) and state[0] == 3 and state[2:5] == (None, None, None):
             value.order = _word(state[1])
         elif isinstance(value, _Array) and len(state) == 5 and state[0] == 1:
             value.value = _array(*state[1:])
         else:
-            raise Refused("builds what is no array")
+            raise Refused("builds something other than an array")
 
     def protocol(self) -> None:
-        """Admit the protocols in which the releases and their repacked copies are written."""
+        """Accept the protocols in which the releases and their repacked copies are written."""
         if self.number("<B", 1) not in (2, 3, 4) or self.at != 2:
             raise Refused("is not a pickle of protocol 2 to 4")
 
     def frame(self) -> None:
-        """Compare the length of a frame with the file."""
+        """Check the length of a frame against the rest of the file."""
         if self.number("<Q", 8) > len(self.view) - self.at:
             raise Refused("ends too early")
 
@@ -244,12 +246,12 @@ class _Machine:
 
 
 def _word(value: object) -> str:
-    """Return a short piece of text; Python 2 wrote it as bytes."""
+    """Return a string; Python 2 wrote it as bytes."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, str):
         return value
-    raise Refused("has something else where a word belongs")
+    raise Refused("has something else where a string belongs")
 
 
 def _array(shape: object, dtype: object, fortran: object, raw: object) -> np.ndarray:
@@ -268,5 +270,5 @@ def _array(shape: object, dtype: object, fortran: object, raw: object) -> np.nda
         raise Refused(f"holds an array of {len(raw):,} bytes, which do not fill its shape {shape}")
     try:
         return np.frombuffer(raw, kind).reshape(shape, order="F" if fortran is True else "C")
-    except ValueError:  # beside a size of 0 the others can be larger than any array
+    except ValueError:  # if one size is 0, the others can be larger than any array
         raise Refused(f"holds an array of the shape {shape}") from None

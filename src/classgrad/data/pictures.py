@@ -1,7 +1,7 @@
-"""Pictures of one's own: single files, folders of classes, or what a program holds already.
+"""A user's own pictures: files, folders of classes, Pillow images or tensors.
 
-`decoding` says which files can be read, and how they become squares of colour. In every folder,
-names that begin with a dot are passed over, and files are taken in the order of their names.
+`decoding` says which files can be read, and how they become square RGB images. In every folder,
+names that begin with a dot are ignored, and files are sorted by name.
 """
 
 import os
@@ -25,15 +25,15 @@ from classgrad.data.decoding import (
 )
 from classgrad.errors import UserError, shown
 
-LISTED = 5  # of the files that cannot be read, in a message
+MAX_LISTED = 5  # unreadable files that a message names
 
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Pictures of several classes, by class and then by name.
+    """Pictures of several classes, sorted by class and then by name.
 
     `images` is uint8 (n, 3, size, size); `labels` is int64 (n,) and indexes `class_names`, the
-    names of the folders in their order; `skipped` are the files left out, each with the reason.
+    sorted names of the folders; `skipped` has the files left out, each with the reason.
     """
 
     images: Tensor
@@ -43,7 +43,7 @@ class Pictures:
 
 
 def read_picture(path: str | Path, size: int) -> Tensor:
-    """Return the picture in a file: (3, size, size) uint8."""
+    """Read the picture in a file: (3, size, size) uint8."""
     file = _path(path)
     try:
         return from_file(file, size)
@@ -57,29 +57,31 @@ def read_class_folders(
     """Read PATH/class/picture; every file in a class folder has to be a picture.
 
     With `skip_bad`, files that cannot be read are left out and listed. Folders inside a class
-    folder are refused: they may be classes themselves, given one folder too high. `progress` is
-    called with the number of files done and of all files, in the thread that calls.
+    folder are refused: they may be the classes, if the given folder is one level too high.
+    `progress` is called with the number of files done and of all files, in the calling thread.
     """
     folders = _class_folders(_path(path))
-    own = [picture_files(folder) for folder in folders]
-    images, kept, bad = from_files([file for files in own for file in files], size, progress)
+    by_folder = [picture_files(folder) for folder in folders]
+    images, kept, bad = from_files([file for files in by_folder for file in files], size, progress)
     if bad and not skip_bad:
         raise _skippable(bad)
-    lengths = torch.tensor([len(files) for files in own])
+    lengths = torch.tensor([len(files) for files in by_folder])
     labels = torch.arange(len(folders)).repeat_interleave(lengths)[torch.tensor(kept).long()]
     for label, folder in enumerate(folders):
         if not (labels == label).any():
-            lost = [(file, reason) for file, reason in bad if file.parent == folder]
-            raise UserError(f"no picture is left in class folder '{shown(folder)}': {_told(lost)}")
+            skipped = [(file, reason) for file, reason in bad if file.parent == folder]
+            raise UserError(
+                f"no picture is left in class folder '{shown(folder)}': {_listed(skipped)}"
+            )
     return Pictures(images, labels, tuple(folder.name for folder in folders), bad)
 
 
 def as_pictures(value: object, size: int) -> Tensor:
-    """Return pictures as (n, 3, size, size) from whatever holds them.
+    """Return pictures as a tensor (n, 3, size, size).
 
-    That is the path of a file or of a folder, a picture of Pillow, a list of paths or of such
-    pictures, or a tensor (3, H, W) or (n, 3, H, W) of uint8 or of floats from 0 to 1. The result is
-    uint8, but for floats, which stay floats.
+    `value` is the path of a file or of a folder, a Pillow image, a list of paths or of Pillow
+    images, or a tensor (3, H, W) or (n, 3, H, W) of uint8 or of floats from 0 to 1. The result is
+    uint8, or float if a tensor of floats is given.
     """
     if isinstance(value, Tensor):
         return _from_tensor(value, size)
@@ -88,16 +90,18 @@ def as_pictures(value: object, size: int) -> Tensor:
     given = list(value) if isinstance(value, list | tuple) else [value]
     if not given:
         raise UserError("no picture is given: the list is empty")
-    files = [_path(one) for one in given if isinstance(one, str | Path)]
+    files = [_path(item) for item in given if isinstance(item, str | Path)]
     if len(files) == len(given):
         return _from_files(files, size)
-    held = [one for one in given if isinstance(one, Image.Image)]
-    if len(held) == len(given):
-        return torch.stack([_from_pillow(one, size, n) for n, one in enumerate(held, start=1)])
-    kinds = ", ".join(sorted({type(one).__name__ for one in given}))
+    images = [item for item in given if isinstance(item, Image.Image)]
+    if len(images) == len(given):
+        return torch.stack(
+            [_from_pillow(image, size, n) for n, image in enumerate(images, start=1)]
+        )
+    kinds = ", ".join(sorted({type(item).__name__ for item in given}))
     raise UserError(
-        f"{kinds} cannot be taken for pictures: give the path of a file or a folder, a picture of "
-        "Pillow, a list of one of them, or a tensor (n, 3, H, W)"
+        f"{kinds} cannot be read as pictures: give the path of a file or a folder, a Pillow image, "
+        "a list of paths or images, or a tensor (n, 3, H, W)"
     )
 
 
@@ -109,8 +113,8 @@ def read_pictures(
 ) -> tuple[Tensor, list[Path], list[Skipped]]:
     """Read files, and all files of folders.
 
-    Returned are the pictures, their files, and what was left out with `skip_bad`, each with the
-    reason. `progress` is as in `read_class_folders`.
+    Return the pictures, their files, and the files left out with `skip_bad`, each with the reason.
+    `progress` is as in `read_class_folders`.
     """
     files: list[Path] = []
     for path in map(_path, paths):
@@ -119,12 +123,12 @@ def read_pictures(
     if bad and not skip_bad:
         raise _skippable(bad)
     if not kept:
-        raise UserError(f"no picture is left: {_told(bad)}")
-    return images, [files[row] for row in kept], bad
+        raise UserError(f"no picture is left: {_listed(bad)}")
+    return images, [files[index] for index in kept], bad
 
 
 def picture_files(folder: Path) -> list[Path]:
-    """Return the files of a folder that holds pictures and nothing else, by name."""
+    """Return the sorted files of a folder, and refuse folders in it."""
     folders, files = _inside(folder)
     if folders:
         raise UserError(
@@ -137,22 +141,22 @@ def picture_files(folder: Path) -> list[Path]:
 
 
 def unreadable(path: Path, reason: str) -> UserError:
-    """Return the error for one file."""
+    """Return the error for a file that cannot be read."""
     return UserError(f"'{shown(path)}' is not an image that can be read: {reason}")
 
 
 def _path(given: str | Path) -> Path:
-    # Unlike Path.expanduser, this leaves a name like "~1.png" as it is.
+    # Unlike Path.expanduser, os.path.expanduser leaves a name like "~1.png" as it is.
     return Path(os.path.expanduser(given))
 
 
 def _class_folders(path: Path) -> list[Path]:
     folders, files = _inside(path)
-    kinds = Image.registered_extensions()
-    loose = [file for file in files if kinds.get(file.suffix.lower()) in FORMATS]
-    if loose:
+    formats = Image.registered_extensions()
+    pictures = [file for file in files if formats.get(file.suffix.lower()) in FORMATS]
+    if pictures:
         raise UserError(
-            f"'{shown(loose[0])}' is in no class folder: put each picture into a folder of "
+            f"'{shown(pictures[0])}' is in no class folder: put each picture into a folder of "
             f"'{shown(path)}' that has the name of its class"
         )
     if not folders:
@@ -161,31 +165,31 @@ def _class_folders(path: Path) -> list[Path]:
 
 
 def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the folders and the files in a folder by name, without hidden ones."""
+    """Return the sorted folders and files in a folder, without hidden ones."""
     try:
-        found = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+        paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"'{shown(folder)}' is not a folder that can be read: {reason}") from None
-    folders = [path for path in found if os.path.isdir(path)]
-    return folders, [path for path in found if not os.path.isdir(path)]
+    folders = [path for path in paths if os.path.isdir(path)]
+    return folders, [path for path in paths if not os.path.isdir(path)]
 
 
 def _skippable(bad: Sequence[Skipped]) -> UserError:
-    advice = "remove what cannot be read, or leave it out with skip_bad=True"
-    return UserError(f"{_told(bad)}; {advice}", hint="skip_bad")
+    advice = "remove them, or leave them out with skip_bad=True"
+    return UserError(f"{_listed(bad)}; {advice}", hint="skip_bad")
 
 
-def _told(bad: Sequence[Skipped]) -> str:
-    listed = ", ".join(f"'{shown(file)}' ({reason})" for file, reason in bad[:LISTED])
-    more = f" and {len(bad) - LISTED:,} more" if len(bad) > LISTED else ""
+def _listed(bad: Sequence[Skipped]) -> str:
+    listed = ", ".join(f"'{shown(file)}' ({reason})" for file, reason in bad[:MAX_LISTED])
+    more = f" and {len(bad) - MAX_LISTED:,} more" if len(bad) > MAX_LISTED else ""
     return f"{len(bad):,} file(s) cannot be read as pictures: {listed}{more}"
 
 
 def _from_files(files: Sequence[Path], size: int) -> Tensor:
     images, _, bad = from_files(files, size)
     if bad:
-        raise UserError(f"{_told(bad)}; leave out what cannot be read")
+        raise UserError(f"{_listed(bad)}; leave them out")
     return images
 
 
@@ -193,23 +197,25 @@ def _from_pillow(image: Image.Image, size: int, number: int) -> Tensor:
     try:
         return from_pillow(image, size)
     except Unreadable as error:
-        raise UserError(f"picture {number} of those given cannot be read: {error}") from None
+        raise UserError(f"picture {number} of the list cannot be read: {error}") from None
 
 
 def _from_tensor(images: Tensor, size: int) -> Tensor:
-    bytes_given = images.dtype == torch.uint8
+    is_uint8 = images.dtype == torch.uint8
     batch = images[None] if images.dim() == 3 else images
-    typed = bytes_given or images.is_floating_point()
-    if not typed or batch.dim() != 4 or batch.shape[1] != 3 or not batch.numel():
+    known_dtype = is_uint8 or images.is_floating_point()
+    if not known_dtype or batch.dim() != 4 or batch.shape[1] != 3 or not batch.numel():
         raise UserError(
-            f"a tensor of {images.dtype} and shape {tuple(images.shape)} does not hold pictures: "
+            f"a tensor of {images.dtype} and shape {tuple(images.shape)} is not a picture: "
             "give uint8, or floats from 0 to 1, of shape (3, H, W) or (n, 3, H, W)"
         )
-    if not bytes_given and not ((batch >= 0) & (batch <= 1)).all():
+    if not is_uint8 and not ((batch >= 0) & (batch <= 1)).all():
         low, high = batch.min().item(), batch.max().item()
-        raise UserError(f"pictures with values from {low:g} to {high:g}: floats go from 0 to 1")
+        raise UserError(
+            f"pictures with values from {low:g} to {high:g}: scale floats to the range from 0 to 1"
+        )
     if batch.shape[2:] != (size, size):
         batch = functional.interpolate(
             batch.float(), (size, size), mode="bilinear", antialias=True, align_corners=False
         )
-    return batch.round().to(torch.uint8) if bytes_given else batch.float()
+    return batch.round().to(torch.uint8) if is_uint8 else batch.float()

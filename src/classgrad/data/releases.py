@@ -1,4 +1,4 @@
-"""What each dataset's release holds: addresses, checksums, counts and licence."""
+"""The releases of all datasets: addresses, checksums, counts and licences."""
 
 from collections.abc import Mapping
 
@@ -203,7 +203,7 @@ _NOTMNIST = Dataset(
     format="notmnist",
     folder="notMNIST",
     shape=(1, 28, 28),
-    # The longest file has fewer than a thousand bytes.
+    # The largest file has fewer than a thousand bytes.
     largest=64 * 2**10,
     class_names=LETTERS,
     remark="the split is our own, not that of GPM and CGP",

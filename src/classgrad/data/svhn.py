@@ -1,8 +1,8 @@
 """SVHN's cropped digits: MATLAB 5 files with the variables X and y.
 
-A reader of our own, because scipy's looks types of numbers up without a bound: with 1.17, one
-changed byte ends the process with a segmentation fault, and so do arrays nested deep enough. To
-rule that out beforehand takes all that is here.
+This is our own reader, because scipy's indexes a table of number types without checking the bounds:
+with scipy 1.17, one changed byte crashes the process with a segmentation fault, and so do deeply
+nested arrays. To rule that out before calling scipy would take all of the checks below.
 """
 
 import math
@@ -30,11 +30,11 @@ PREAMBLE = 256
 
 
 class Unreadable(ValueError):
-    """The file is not the plain kind of MATLAB file that SVHN is."""
+    """The file is not a MATLAB file of the simple form that SVHN has."""
 
 
 class Matrix(NamedTuple):
-    """One variable, in MATLAB's order of memory."""
+    """One variable, in MATLAB's memory order."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,15 +51,15 @@ def find(root: Path, data: Dataset, split: str) -> list[Path]:
 
 
 def decode(sources: list[Source], data: Dataset, split: str) -> Images:
-    """Return the images of X and the digits of y, where 10 stands for the digit 0."""
+    """Return the images of X and the digits of y, where 10 means the digit 0."""
     ((path, content),) = sources
     try:
-        found = {matrix.name: matrix for matrix in matrices(content, data.split(split).count)}
+        variables = {matrix.name: matrix for matrix in matrices(content, data.split(split).count)}
     except (Unreadable, struct.error, zlib.error) as error:
-        raise damaged(data, path, f"not a sound MATLAB 5 file ({error})") from None
-    if not {"X", "y"} <= found.keys():
+        raise damaged(data, path, f"not an intact MATLAB 5 file ({error})") from None
+    if not {"X", "y"} <= variables.keys():
         raise damaged(data, path, "does not hold the variables X and y")
-    x, y = found["X"], found["y"]
+    x, y = variables["X"], variables["y"]
     channels, height, width = data.shape
     if x.shape[:-1] != (height, width, channels) or x.values.dtype != np.uint8 or not x.shape[-1]:
         shape = " x ".join(map(str, x.shape))
@@ -68,7 +68,7 @@ def decode(sources: list[Source], data: Dataset, split: str) -> Images:
         raise damaged(data, path, f"{len(y.values):,} labels for {x.shape[-1]:,} images")
     if not (np.isin(y.values, np.arange(1, 11))).all():
         raise damaged(data, path, "labels are not all whole numbers from 1 to 10")
-    # MATLAB runs through the first axis fastest: (N, C, W, H) in the order of numpy.
+    # In MATLAB the first axis varies fastest: the shape is (N, C, W, H) in numpy's order.
     pixels = x.values.reshape(-1, channels, width, height).transpose(0, 1, 3, 2)
     return Images(
         torch.from_numpy(np.ascontiguousarray(pixels)),
@@ -80,7 +80,7 @@ def decode(sources: list[Source], data: Dataset, split: str) -> Images:
 def matrices(content: bytes, most: int) -> Iterator[Matrix]:
     """Yield the numeric variables X and y of a MATLAB 5 file, of at most `most` images.
 
-    Other variables are passed over, and nothing is unpacked before its size is known.
+    Other variables are ignored, and nothing is unpacked before its size is known.
     """
     version, order = struct.unpack("<H2s", content[HEADER - 4 : HEADER].ljust(4))
     if version == 0x0200:
@@ -120,17 +120,17 @@ def _compressed(body: memoryview, most: int) -> Matrix | None:
     matlab_class, shape, _, at = start
     # Sixteen bytes hold the tag and the padding.
     if length > at + (1 if matlab_class == UINT8_CLASS else 8) * math.prod(shape) + 16:
-        raise Unreadable(f"it announces {length:,} bytes for {math.prod(shape):,} numbers")
+        raise Unreadable(f"it declares {length:,} bytes for {math.prod(shape):,} numbers")
     left = 8 + length - len(head)
-    # One byte more than is left shows what is too long; a limit of no byte would be no limit.
+    # One byte more than is left, to notice what is too long, and because 0 would mean no limit.
     whole = head + packed.decompress(packed.unconsumed_tail, max(left, 0) + 1)
     if len(whole) != 8 + length or not packed.eof:
-        raise Unreadable("a packed variable is cut or too long")
+        raise Unreadable("a packed variable is truncated or too long")
     return _matrix(memoryview(whole)[8:], most)
 
 
 def _start(body: memoryview, most: int) -> tuple[int, tuple[int, ...], str, int] | None:
-    """Return class, shape, name and the place of the numbers; None for another variable."""
+    """Return class, shape, name and the offset of the numbers; None for another variable."""
     kind, flags, at = _element(body, 0)
     if kind != 6 or len(flags) != 8:
         raise Unreadable("a variable has no flags")
@@ -143,13 +143,13 @@ def _start(body: memoryview, most: int) -> tuple[int, tuple[int, ...], str, int]
     name = bytes(letters).decode("latin-1")
     if name not in ("X", "y"):
         return None
-    admitted = (UINT8_CLASS,) if name == "X" else (UINT8_CLASS, DOUBLE_CLASS)
-    if matlab_class not in admitted or bits & 0b1110:
+    accepted = (UINT8_CLASS,) if name == "X" else (UINT8_CLASS, DOUBLE_CLASS)
+    if matlab_class not in accepted or bits & 0b1110:
         raise Unreadable(f"{name} is not an array of plain numbers")
     largest = 32 * 32 * 3 * most if name == "X" else most
     if not 2 <= len(shape) <= 4 or min(shape) < 0 or math.prod(shape) > largest:
-        held = " x ".join(map(str, shape[:8]))
-        raise Unreadable(f"{name} is {held}; the release has {most:,} images")
+        dimensions = " x ".join(map(str, shape[:8]))
+        raise Unreadable(f"{name} is {dimensions}; the release has {most:,} images")
     return matlab_class, shape, name, at
 
 
@@ -163,19 +163,19 @@ def _matrix(body: memoryview, most: int) -> Matrix | None:
         raise Unreadable(f"{name} is not an array of plain numbers")
     values = np.frombuffer(raw, dtype)
     if len(values) != math.prod(shape):
-        raise Unreadable(f"{name} has {len(values):,} numbers for {math.prod(shape):,} places")
+        raise Unreadable(f"{name} has {len(values):,} numbers for {math.prod(shape):,} entries")
     if matlab_class == UINT8_CLASS and kind != 2:
-        raise Unreadable(f"{name} is announced as bytes and is not")
+        raise Unreadable(f"{name} is declared as bytes and is not")
     return Matrix(name, shape, values)
 
 
 def _element(body: memoryview, at: int) -> tuple[int, memoryview, int]:
-    """Return the type and the bytes of the element at `at`, and where the next one begins."""
+    """Return the type and the bytes of the element at an offset, and the offset of the next one."""
     if at + 8 > len(body):
         raise Unreadable("it ends too early")
     kind, length = struct.unpack_from("<II", body, at)
     if kind >> 16:
-        # The short form: length, type and up to four bytes in one tag.
+        # The short format: length, type and up to four bytes in one tag.
         kind, length = kind & 0xFFFF, kind >> 16
         if length > 4:
             raise Unreadable("a short element is too long")

@@ -1,4 +1,4 @@
-"""How a released dataset is described."""
+"""Descriptions of released datasets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ SPLITS = ("train", "test")
 
 @dataclass(frozen=True)
 class Download:
-    """One file at its official address; `unpack` tells how it becomes `place` under the root.
+    """A file at its official address; `unpack` says how it becomes `place` under the root.
 
-    `checksum` is "algorithm:hex", or None where the publisher gives none: such a file is judged by
+    `checksum` is "algorithm:hex", or None if the publisher gives none: such a file is checked by
     its size and by the decoded content.
     """
 
@@ -31,10 +31,10 @@ class Download:
 
 @dataclass(frozen=True)
 class Split:
-    """The facts of one split: `images` and `labels` are sha256 of the decoded arrays.
+    """A split of a release: `images` and `labels` are the sha256 of the decoded arrays.
 
-    Images count as uint8 (N, C, H, W), labels as uint8 followed by the coarse labels if there are
-    any. None stands for a value that is not known; `files` holds checksums of the released files.
+    Images are hashed as uint8 (N, C, H, W), labels as uint8 followed by the coarse labels if there
+    are any. None means that a value is not known; `files` has checksums of the released files.
     """
 
     count: int
@@ -46,7 +46,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset as its publisher released it; `remark` is to stand beside every figure."""
+    """A dataset as its publisher released it; `remark` is added to every note on its data."""
 
     name: str
     title: str
@@ -60,11 +60,11 @@ class Dataset:
     downloads: tuple[Download, ...] = ()
     by_hand: str = ""
     remark: str = ""
-    # The largest released file has 182 MB; what exceeds this is no file of these datasets.
+    # Bytes. The largest released file has 182 MB; a larger file is not one of these datasets.
     largest: int = 512 * 2**20
 
     def split(self, name: str) -> Split:
-        """Return the facts of the split called `name`."""
+        """Return the split called `name`."""
         if name not in SPLITS:
             raise unknown("split", name, SPLITS)
         return self.train if name == "train" else self.test
@@ -75,7 +75,7 @@ class Dataset:
         return f"fetch:{self.name}" if self.downloads else None
 
     def remedy(self, again: bool = False) -> str:
-        """Say how to get the files."""
+        """Return how to get the files."""
         if self.downloads:
             return f"fetch it{' again' if again else ''} with classgrad.data.fetch"
         return f"get it from {self.by_hand} and unpack it in {self.folder}/"

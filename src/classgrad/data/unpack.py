@@ -1,4 +1,4 @@
-"""Unpacking of released archives: only the expected members, under names of our own."""
+"""Unpack released archives: only the expected members, under names from our own table."""
 
 import gzip
 import os
@@ -8,21 +8,21 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-from classgrad.data.notmnist import EMPTY, FOLDERS, tested
+from classgrad.data.notmnist import EMPTY, FOLDERS, select_test_files
 from classgrad.data.table import Dataset, Download
 from classgrad.files import write_new
 
-# Unpacked, the released archives have less than 190 MB.
-MOST = 512 * 2**20
+# Bytes. The released archives unpack to less than 190 MB.
+MAX_UNPACKED = 512 * 2**20
 LETTER_FILE = re.compile(r"([A-J])/([A-Za-z0-9+=_-]{1,200}\.png)")
 
 
 class Unsound(ValueError):
-    """The archive is not what the release holds."""
+    """The archive is not that of the release."""
 
 
 class _Capped:
-    """A file that gives out no more than a number of bytes: what unpacks without end is stopped."""
+    """A file that returns a limited number of bytes, as a guard against decompression bombs."""
 
     def __init__(self, file: gzip.GzipFile, most: int) -> None:
         self.file = file
@@ -31,9 +31,9 @@ class _Capped:
     def read(self, size: int) -> bytes:
         """Return up to `size` bytes."""
         if size > self.left:
-            raise Unsound(f"it unpacks to more than {MOST:,} bytes")
-        # What is asked for counts, also behind the end: a member can announce any size, and tarfile
-        # would go on asking for it.
+            raise Unsound(f"it unpacks to more than {MAX_UNPACKED:,} bytes")
+        # Requested bytes count even past the end: a member can declare any size, and tarfile would
+        # keep requesting it.
         self.left -= size
         return self.file.read(size)
 
@@ -42,7 +42,7 @@ def unpack(data: Dataset, download: Download, archive: Path, stage: Path) -> Non
     """Write the members of `archive` to their places under the folder `stage`.
 
     The names written come from our own table, never from the archive: a member with another name
-    is passed over, and one that is no regular file is refused.
+    is ignored, and one that is not a regular file is refused.
     """
     if download.unpack == "letters":
         _letters(data, download, archive, stage)
@@ -72,7 +72,7 @@ def _letters(data: Dataset, download: Download, archive: Path, stage: Path) -> N
         if match and match[0] not in EMPTY:
             files.setdefault(match[1], {})[match[2]] = content
     for letter, contents in files.items():
-        test = tested(letter, contents)
+        test = select_test_files(letter, contents)
         for split, part in FOLDERS.items():
             place = stage / download.place / part / letter
             place.mkdir(parents=True)
@@ -80,7 +80,7 @@ def _letters(data: Dataset, download: Download, archive: Path, stage: Path) -> N
                 if (name in test) == (split == "test"):
                     (place / name).write_bytes(content)
     if hasattr(os, "sync"):
-        # Once for all: thousands of single files take too long one by one.
+        # Once for all files: syncing thousands of them one by one takes too long.
         os.sync()
 
 
@@ -92,7 +92,7 @@ def _contents(
         with (
             open(archive, "rb") as packed,
             gzip.GzipFile(fileobj=packed) as file,
-            tarfile.open(fileobj=_Capped(file, MOST), mode="r|") as tar,  # type: ignore[call-overload]
+            tarfile.open(fileobj=_Capped(file, MAX_UNPACKED), mode="r|") as tar,  # type: ignore[call-overload]
         ):
             for member in tar:
                 name = str(PurePosixPath(member.name))
