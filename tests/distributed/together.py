@@ -202,7 +202,8 @@ def traffic() -> dict[str, int]:
     found = {}
     run = made("finetune")
     before = world().sent.copy()
-    run.method.fit_task(run.net, run.stream[0], run.fits(1))
+    loop = run.session.training_loop(run.stream[0], run.observe)
+    run.method.fit_task(run.net, run.stream[0], loop)
     parameters = list(run.method.parameters(run.net, [run.stream[0]]))
     found["steps"] = run.steps
     found["gradients"] = sum(p.nbytes for p in parameters)
