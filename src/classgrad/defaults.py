@@ -77,11 +77,15 @@ def _by_current_names(part: str, kind: type[Settings], version: int) -> Part:
     the class.
     """
     in_table = kind.migrate(split_unsupported(kind, of(part, version))[0])
-    of_class = {
+    return {**class_defaults(kind), **in_table}
+
+
+def class_defaults(kind: type[Settings]) -> Part:
+    """Return the defaults of a settings class."""
+    return {
         name: as_json(field.get_default(call_default_factory=True, validated_data={}))
         for name, field in kind.model_fields.items()
     }
-    return {**of_class, **in_table}
 
 
 def non_default(
@@ -113,13 +117,11 @@ def split_unsupported(kind: type[Settings], values: Mapping[str, Any]) -> tuple[
 
 def restore(part: str, kind: type[S], values: Mapping[str, Any], version: int) -> S:
     """Return settings as they were when a version wrote their values."""
-    fields = kind.model_fields
-    default_values = {
-        name: value
-        for name, value in _by_current_names(part, kind, version).items()
-        if name in fields
-    }
-    return kind(**{**default_values, **kind.migrate(values)})
+    today = class_defaults(kind)
+    then = {n: v for n, v in _by_current_names(part, kind, version).items() if n in today}
+    then |= kind.migrate(values)
+    # What is today's default too is left to it: 3 in a file would become 3.0 in a float field.
+    return kind(**{n: v for n, v in then.items() if n not in today or as_json(v) != today[n]})
 
 
 def in_first_version(part: str, kind: type[Settings], differing: Mapping[str, Any]) -> Part:

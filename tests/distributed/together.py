@@ -127,7 +127,7 @@ def refusals() -> dict[str, str]:
     def versions() -> None:
         found = {"python": "3", "classgrad": "1", "torch": "2" if other else "1"}
         with mock.patch("classgrad.runs.run.versions", return_value=found):
-            refuse_other_processes([])
+            refuse_other_processes([], {})
 
     def not_finite() -> None:
         run = made("gpm", **{**MANY, "samples": 100, "tasks": 1})
@@ -151,8 +151,8 @@ def refusals() -> dict[str, str]:
         },
         "batch": lambda: run(blobs(1), batch_size=1),
         "few": lambda: run(few),
-        "settings": lambda: refuse_other_processes([plan[2 if other else 1]]),
-        "words": lambda: refuse_other_processes([], fresh=other),
+        "settings": lambda: refuse_other_processes([plan[2 if other else 1]], {}),
+        "words": lambda: refuse_other_processes([], {"--fresh": other}),
         "one input": not_finite,
         "sight": sight,
         "versions": versions,

@@ -103,7 +103,7 @@ def run(
     seeds = parse_seeds(seed)
     plans_by_seed = [make_plans(benchmark, method, network, recipe, n, values) for n in seeds]
     all_plans = [plan for plans in plans_by_seed for plan in plans]
-    refuse_other_processes(all_plans, device=device, fresh=fresh, resume=resume)
+    refuse_other_processes(all_plans, {"--device": device, "--fresh": fresh, "--resume": resume})
     folders = [run_folder(out, plan) for plan in all_plans]
     if resume and fresh:
         raise UserError("--resume and --fresh contradict each other: give one of them")

@@ -612,11 +612,10 @@ def refuse_several_processes(plan: Plan, stream: TaskStream) -> None:
             )
 
 
-def refuse_other_processes(plans: list[Plan], **options: object) -> None:
+def refuse_other_processes(plans: list[Plan], options: Mapping[str, object]) -> None:
     """Refuse processes that differ in their plans, their options or their versions."""
-    flags = {f"--{name}": value for name, value in options.items()}
     settings = [plan.as_dict() for plan in plans]
-    world().refuse_differences({**compared_versions(), "the settings": settings, **flags})
+    world().refuse_differences({**compared_versions(), "the settings": settings, **options})
 
 
 def compared_versions() -> dict[str, str]:

@@ -289,7 +289,7 @@ def rounds_of(**values):
     first = {n: p.detach().clone() for n, p in running.net.named_parameters()}
     running.net.add_task(2)
     running.method.begin_task(running.net, FLAT[1])
-    fit = running.fits(4)
+    fit = running.session.training_loop(FLAT[1], running.observe)
     while running.method._round != "done":
         masks = {name: mask.clone() for name, mask in running.method._free.items()}
         before = {n: p.detach().clone() for n, p in running.net.named_parameters()}
@@ -396,7 +396,9 @@ def test_a_head_that_reaches_nothing_frees_nothing():
     running.method.begin_task(running.net, FLAT[1])
     running.method._next_round(running.net, FLAT[1])
     assert running.method._free == {}
-    running.method.fit_task(running.net, FLAT[1], running.fits(4))
+    running.method.fit_task(
+        running.net, FLAT[1], running.session.training_loop(FLAT[1], running.observe)
+    )
     assert running.method._round == "done"
     for name, parameter in running.net.trunk.named_parameters():
         assert torch.equal(parameter, first[name]), name
@@ -446,7 +448,7 @@ def test_a_run_continues_from_the_middle_of_a_task(rounds):
     one.learn(0)
     one.net.add_task(2)
     one.method.begin_task(one.net, FLAT[1])
-    once = one.fits(1)
+    once = one.session.training_loop(FLAT[1], one.observe)
     for _ in range(rounds):
         once([FLAT[1]])
         one.method._next_round(one.net, FLAT[1])
@@ -456,7 +458,7 @@ def test_a_run_continues_from_the_middle_of_a_task(rounds):
     two.net.load_state_dict(copy.deepcopy(one.net.state_dict()))
     for run in (one, two):
         run.method.begin_task(run.net, FLAT[1])
-        run.method.fit_task(run.net, FLAT[1], run.fits(4))
+        run.method.fit_task(run.net, FLAT[1], run.session.training_loop(FLAT[1], run.observe))
         run.method.end_task(run.net, FLAT[1], rng())
     assert units(one.net) == units(two.net)
     assert units(one.net)["relu1"][1] > 8

@@ -127,7 +127,9 @@ def test_the_child_with_the_best_reward_is_kept(monkeypatch):
     monkeypatch.setattr("classgrad.methods.structure.rcl.accuracy", judged)
     running.net.add_task(2)
     running.method.begin_task(running.net, FLAT[1])
-    running.method.fit_task(running.net, FLAT[1], running.fits(3))
+    running.method.fit_task(
+        running.net, FLAT[1], running.session.training_loop(FLAT[1], running.observe)
+    )
     assert [t["reward"] for t in running.method._children] == pytest.approx([0.5, 0.9, 0.7])
     more = [now - 6 for now in width(running.net).values()]
     assert more == running.method._children[1]["actions"]
@@ -142,7 +144,9 @@ def test_units_have_their_price(monkeypatch):
     running.learn(0)
     running.net.add_task(2)
     running.method.begin_task(running.net, FLAT[1])
-    running.method.fit_task(running.net, FLAT[1], running.fits(6))
+    running.method.fit_task(
+        running.net, FLAT[1], running.session.training_loop(FLAT[1], running.observe)
+    )
     tried = running.method._children
     for one in tried:
         assert one["reward"] == pytest.approx(1 - 0.01 * sum(one["actions"]))
@@ -155,7 +159,9 @@ def test_choices_go_from_none_to_the_largest():
     running.learn(0)
     running.net.add_task(2)
     running.method.begin_task(running.net, FLAT[1])
-    running.method.fit_task(running.net, FLAT[1], running.fits(12))
+    running.method.fit_task(
+        running.net, FLAT[1], running.session.training_loop(FLAT[1], running.observe)
+    )
     assert {a for tried in running.method._children for a in tried["actions"]} == {0, 1}
 
 
@@ -200,7 +206,7 @@ def test_a_run_continues_after_some_children():
     one.learn(0)
     one.net.add_task(2)
     one.method.begin_task(one.net, FLAT[1])
-    fit, count = one.fits(3), []
+    fit, count = one.session.training_loop(FLAT[1], one.observe), []
 
     def interrupted(tasks, epochs=None):
         if len(count) == 2:
@@ -219,7 +225,7 @@ def test_a_run_continues_after_some_children():
     whole.learn(0)
     whole.learn(1)
     two.method.begin_task(two.net, FLAT[1])
-    two.method.fit_task(two.net, FLAT[1], two.fits(3))
+    two.method.fit_task(two.net, FLAT[1], two.session.training_loop(FLAT[1], two.observe))
     assert units(two.net) == units(whole.net)
     for name, value in whole.net.state_dict().items():
         assert torch.equal(value, two.net.state_dict()[name]), name
