@@ -1,4 +1,4 @@
-"""The command line: python -m benchmarks. What is heavy is imported after the threads are set."""
+"""The command line: python -m benchmarks. torch is imported after the threads are set."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from benchmarks.rows import Row
 
 RESULTS = Path(__file__).parent / "results.json"
-# The module of each measurement, and about how many seconds it takes, for the time left.
+# The module of each measurement, and about how many seconds it takes, to estimate the time left.
 MEASUREMENTS = {
     "steps": 80,
     "projecting": 80,
@@ -38,7 +38,7 @@ def measure(
         str | None,
         typer.Option(
             metavar="NAME",
-            help=f"One measurement, or several with commas: {', '.join(MEASUREMENTS)}.",
+            help=f"Measurements separated by commas: {', '.join(MEASUREMENTS)}.",
         ),
     ] = None,
     quick: Annotated[
@@ -53,27 +53,27 @@ def measure(
         ),
     ] = None,
 ) -> None:
-    """Measure speed and memory, and compare with slow references and stated bounds."""
+    """Measure speed and memory, and compare them with slow references and bounds."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(threads)
     from rich.console import Console
 
-    from benchmarks.machine import facts
+    from benchmarks.machine import describe_machine
     from benchmarks.rows import save, table
 
     console = Console()
     names = parse_names(only, quick)
-    where = facts(sys.argv[1:], quick)  # with the load of the machine before, not by this
-    rows = measured(names, quick, console)
+    machine = describe_machine(sys.argv[1:], quick)  # now, as the measurements add to the load
+    rows = run_measurements(names, quick, console)
     title = f"{threads} threads{', few repeats' if quick else ''}"
-    console.print(table([row for found in rows.values() for row in found], title))
-    for name, found in rows.items():
-        for note in dict.fromkeys(row.note for row in found if row.note):
+    console.print(table([row for name in rows for row in rows[name]], title))
+    for name, measured in rows.items():
+        for note in dict.fromkeys(row.note for row in measured if row.note):
             console.print(f"{name}: {note}", highlight=False)
     if out is None and not (only or quick):
         out = RESULTS
     if out is not None:
-        save(out, where, rows)
+        save(out, machine, rows)
         console.print(f"figures   {out}", soft_wrap=True)
 
 
@@ -90,8 +90,8 @@ def parse_names(only: str | None, quick: bool) -> list[str]:
     return names
 
 
-def measured(names: list[str], quick: bool, console: "Console") -> "dict[str, list[Row]]":
-    """Make the measurements behind a bar with the time left."""
+def run_measurements(names: list[str], quick: bool, console: "Console") -> "dict[str, list[Row]]":
+    """Run the measurements with a progress bar."""
     from benchmarks.timing import Bench
     from classgrad.report.bar import bar
 

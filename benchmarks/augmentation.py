@@ -12,20 +12,20 @@ from classgrad.data.augmix import augmix
 
 
 def measure(bench: Bench) -> list[Row]:
-    """Time AugMix of 64 images at severity 3; the reference starts from images of Pillow's."""
+    """Time AugMix of 64 images at severity 3; the reference starts from Pillow images."""
     images = smooth_images(BATCH)
     floats, pictures = images / 255, [pillow.to_pillow(image) for image in images]
-    chance, draws = seeds.generator(1, "method"), np.random.default_rng(1)
-    found = bench.alternate(
+    rng, draws = seeds.generator(1, "method"), np.random.default_rng(1)
+    timings = bench.alternate(
         {
-            "ours": lambda: augmix(floats, generator=chance),
+            "ours": lambda: augmix(floats, generator=rng),
             "pillow": lambda: pillow.augmix(pictures, draws),
             "step": Learner("cgp").step,
         },
         rounds=20,
         turn=3,
     )
-    ours, reference, step = (Quantity.of(found[name]) for name in ("ours", "pillow", "step"))
+    ours, reference, step = (Quantity.of(timings[name]) for name in ("ours", "pillow", "step"))
     return [
         Row.slower(
             f"AugMix of {BATCH} images: Pillow / ours",

@@ -16,17 +16,17 @@ SAMPLES = 125
 
 
 class Task:
-    """The last task of a stream of ten, each of its classes like an earlier one; two ways to bases.
+    """The last task of a stream of ten, with classes similar to earlier ones; two ways to bases.
 
-    The basis so far has the ranks of the recorded run; its directions are those in which the layers
-    see most of other images of the same kind.
+    The bases so far have the ranks of the recorded run; their directions are those of most energy
+    in the layers' inputs for other images of the same kind.
     """
 
     def __init__(self) -> None:
         learner = Learner("cgp", 0, protect=False)
         assert isinstance(learner.method, CGP)
-        # Every class counts as similar; an untrained network classifies few samples right, and a
-        # basis is to have all its samples.
+        # Every class counts as similar. All samples are used, as an untrained network classifies
+        # few of them correctly.
         self.method = learner.method.replace(similarity=-1, correct_only=False)
         self.net = learner.net
         self.task = random_task(0, per_class=SAMPLES)
@@ -38,7 +38,7 @@ class Task:
         x, y = other.transform(other.train.unit_images(slice(None))), other.train.labels
         sites = self._attached().projector.sites
         batches = [(x[i : i + 250], y[i : i + 250]) for i in range(0, len(x), 250)]
-        seen = collect(
+        collected = collect(
             self.net,
             lambda part: self.net(part, 0),
             lambda: batches,
@@ -46,7 +46,7 @@ class Task:
             dict.fromkeys(sites, len(x)),
             pool=True,
         )
-        pooled = seen.classes[0].representations
+        pooled = collected.classes[0].representations
         return {name: pooled[name].spectrum()[1][:, : ranks[name]].clone() for name in sites}
 
     def _attached(self) -> CGP:
@@ -73,9 +73,9 @@ class Task:
         energy = method.thresholds()
         self.net.eval()
         for label in range(classes):
-            own = self.task.train.labels == label
+            of_class = self.task.train.labels == label
             with torch.no_grad(), tap(sites.values()) as seen:
-                self.net(self.task.transform(self.task.train.unit_images(own)), 0)
+                self.net(self.task.transform(self.task.train.unit_images(of_class)), 0)
             for name, site in sites.items():
                 inputs = seen[site.source][0][: samples[name]].double().numpy()
                 bases[name] = refined(bases[name], columns(site.layer, inputs), energy[name])
@@ -83,16 +83,16 @@ class Task:
 
 
 def measure(bench: Bench) -> list[Row]:
-    """Time class bases of all layers, from the images on."""
+    """Time the class bases of all layers, including the forward pass."""
     task, classes = Task(), 1 if bench.quick else 2
-    found = bench.alternate(
+    timings = bench.alternate(
         {"ours": task.ours, "loops": lambda: task.by_loops(classes)}, rounds=10, slow={"loops": 1}
     )
     return [
         Row.slower(
             "bases of a task: loops / ours",
-            Quantity.of(found["ours"]),
-            Quantity.of(found["loops"].times(CLASSES / classes)),
+            Quantity.of(timings["ours"]),
+            Quantity.of(timings["loops"].times(CLASSES / classes)),
             bound=Bound(50, at_least=True, aim=100),
             note=f"{CLASSES} classes, {SAMPLES} samples each, fewer for convolutions, after "
             f"{TASKS - 1} tasks; CGP's Algorithm 1 for every class; the loops were measured on "

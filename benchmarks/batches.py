@@ -13,17 +13,17 @@ SIZES = (16, 32, 64, 128, 256, 512)
 
 
 def measure_batches(bench: Bench, sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
-    """Time steps of GPM at the ranks of the end of the recorded stream of ten tasks."""
+    """Time steps of GPM, with the ranks at the end of the recorded stream of ten tasks."""
     learners = {"step": Learner("gpm"), "bare": Learner("gpm", protect=False)}
     calls: dict[str, Call] = {
         f"{name} {size}": partial(learner.loop.step, learner.task, torch.arange(size))
         for size in sizes
         for name, learner in learners.items()
     }
-    found = bench.alternate(calls, rounds=10, turn=2)
+    timings = bench.alternate(calls, rounds=10, turn=2)
     rows = []
     for size in sizes:
-        step, bare = found[f"step {size}"], found[f"bare {size}"]
+        step, bare = timings[f"step {size}"], timings[f"bare {size}"]
         rows.append(
             {
                 "batch": size,

@@ -1,4 +1,4 @@
-"""The figures of docs/scaling.md, drawn from what was measured."""
+"""The figures of docs/scaling.md, drawn from the measured results."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +8,11 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-Found = dict[str, Any]
+Results = dict[str, Any]
 
 WITH, WITHOUT, THIRD = "#2f6fa7", "#c2692b", "#6b7280"
-# One look on light and dark pages: an almost white box. Text stays text, and the file is the same
-# every time it is drawn.
+# An almost white background for light and dark pages. Text stays text, and drawing the same results
+# again gives the same file.
 STYLE: dict[Any, Any] = {
     "figure.facecolor": "#fafafa",
     "axes.facecolor": "#fafafa",
@@ -26,7 +26,7 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw(found: Found, folder: Path) -> list[Path]:
+def draw(results: Results, folder: Path) -> list[Path]:
     """Draw all figures into a folder; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -35,18 +35,18 @@ def draw(found: Found, folder: Path) -> list[Path]:
         with matplotlib.rc_context(STYLE):
             figure = Figure(figsize=(8, 3.2), layout="constrained")
             left, right = figure.subplots(1, 2)
-            plot(found, left, right)
+            plot(results, left, right)
             for axis in (left, right):
                 axis.legend(frameon=False)
-            note = f"drawn from benchmarks/scaling.json of {found['date']}"
+            note = f"drawn from benchmarks/scaling.json of {results['date']}"
             figure.savefig(path, metadata={"Date": None, "Description": note})
         paths.append(path)
     return paths
 
 
-def of_classes(found: Found, left: Axes, right: Axes) -> None:
+def of_classes(results: Results, left: Axes, right: Axes) -> None:
     """Times, and memory, against the number of classes."""
-    rows = found["classes"]
+    rows = results["classes"]
     counts = column(rows, "classes")
     left.plot(counts, column(rows, "add_seconds", 1e3), "s-", color=THIRD, label="adding a class")
     left.plot(counts, column(rows, "step_seconds", 1e3), "o-", color=WITH, label="step")
@@ -60,10 +60,10 @@ def of_classes(found: Found, left: Axes, right: Axes) -> None:
         axis.set_ylim(bottom=0)
 
 
-def of_widths(found: Found, left: Axes, right: Axes) -> None:
+def of_widths(results: Results, left: Axes, right: Axes) -> None:
     """Step time, and time to add a class, against the width of a layer."""
     for share, marker, color in ((8, "s-", THIRD), (2, "o-", WITH)):
-        rows = [row for row in found["widths"] if row["rank"] * share == row["width"]]
+        rows = [row for row in results["widths"] if row["rank"] * share == row["width"]]
         widths = column(rows, "width")
         name = f"rank d/{share}"
         left.plot(widths, column(rows, "step_seconds", 1e3), marker, color=color, label=name)
@@ -76,9 +76,9 @@ def of_widths(found: Found, left: Axes, right: Axes) -> None:
         axis.set_yscale("log")
 
 
-def of_batches(found: Found, left: Axes, right: Axes) -> None:
+def of_batches(results: Results, left: Axes, right: Axes) -> None:
     """Images per second, and the ratio of steps, against the batch size."""
-    rows = found["batches"]
+    rows = results["batches"]
     sizes = column(rows, "batch")
     speed = "images_per_second"
     left.plot(sizes, column(rows, f"step_{speed}"), "o-", color=WITH, label="with projection")
@@ -91,9 +91,9 @@ def of_batches(found: Found, left: Axes, right: Axes) -> None:
     name_axes(right, "batch size", "ratio", sizes)
 
 
-def of_clusters(found: Found, left: Axes, right: Axes) -> None:
-    """What projection adds in large networks against the images per rank, by counting."""
-    rows = found["paper"]["cluster"]
+def of_clusters(results: Results, left: Axes, right: Axes) -> None:
+    """The counted cost of projection in large networks, against the images per process."""
+    rows = results["paper"]["cluster"]
     images = column(rows, "images")
     for axis, key, title in ((left, "vit_b16", "ViT-B/16"), (right, "resnet50", "ResNet-50")):
         for precision, marker, color, name in (
@@ -108,13 +108,13 @@ def of_clusters(found: Found, left: Axes, right: Axes) -> None:
         axis.set_title(title, fontsize=9)
 
 
-def column(rows: list[Found], key: str, scale: float = 1) -> list[float]:
+def column(rows: list[Results], key: str, scale: float = 1) -> list[float]:
     """Return one value of every row."""
     return [scale * row[key] for row in rows]
 
 
 def name_axes(axis: Axes, x: str, y: str, ticks: list[float]) -> None:
-    """Name the axes, and mark what was measured on the lower one, where steps are factors."""
+    """Label the axes, with a logarithmic x axis that has ticks at the measured values."""
     axis.set_xlabel(x)
     axis.set_ylabel(y)
     axis.set_xscale("log")
@@ -122,7 +122,7 @@ def name_axes(axis: Axes, x: str, y: str, ticks: list[float]) -> None:
     axis.set_xticks([], minor=True)
 
 
-CHARTS: dict[str, Callable[[Found, Axes, Axes], None]] = {
+CHARTS: dict[str, Callable[[Results, Axes, Axes], None]] = {
     "classes": of_classes,
     "widths": of_widths,
     "batches": of_batches,

@@ -1,4 +1,4 @@
-"""What of an epoch is neither forward, backward, optimiser nor augmentation."""
+"""The share of an epoch that is neither forward, backward, optimiser nor augmentation."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -27,14 +27,14 @@ PARTS: list[tuple[str, Any, str]] = [
 
 
 class Parts:
-    """Seconds spent in each part; time in a part within another counts for the inner one."""
+    """Seconds spent in each part; time in a nested part counts for the inner one only."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {name: 0.0 for name, _, _ in PARTS}
         self._inner = [0.0]
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that does the same and adds its time to a part."""
+        """Wrap a function, to add its time to a part."""
 
         @wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -51,7 +51,7 @@ class Parts:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Time the parts of whatever is trained in the block."""
+        """Time the parts of training in the block."""
         with ExitStack() as patches:
             for name, owner, attribute in PARTS:
                 function = self.timed(name, getattr(owner, attribute))
@@ -60,24 +60,24 @@ class Parts:
 
 
 def measure(bench: Bench) -> list[Row]:
-    """Train one epoch of ten batches with CGP, several times, and take the fastest apart."""
+    """Train an epoch of ten batches with CGP several times, and divide the fastest into parts."""
     learner = Learner("cgp")
 
     def epoch() -> None:
         fit(learner.net, learner.method, [learner.task], learner.loop.training, seed=1)
 
     epoch()
-    best, found = float("inf"), Parts()
+    best, fastest = float("inf"), Parts()
     repeats = 2 if bench.quick else 8
     for number in range(repeats):
         parts = Parts()
         with parts.watching():
             seconds = timed(epoch)
         if seconds < best:
-            best, found = seconds, parts
+            best, fastest = seconds, parts
         bench.watch((number + 1) / repeats)
-    projection = found.seconds["projection"]
-    outside = best - sum(found.seconds.values()) + projection
+    projection = fastest.seconds["projection"]
+    outside = best - sum(fastest.seconds.values()) + projection
     return [
         Row.share(
             "epoch of cgp: outside its main parts / all",
@@ -87,6 +87,6 @@ def measure(bench: Bench) -> list[Row]:
             note="main parts are forward, backward, optimiser and AugMix; "
             f"{projection / best:.1%} of the epoch is projection, "
             f"{(outside - projection) / best:.1%} the rest",
-            details={"seconds": found.seconds},
+            details={"seconds": fastest.seconds},
         )
     ]

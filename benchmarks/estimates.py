@@ -1,12 +1,12 @@
 """What projection would cost in large networks, counted from the shapes of their layers.
 
-Nothing here is measured. A layer with weights o x d is used at `positions` places of an image, so a
-batch of B images has R = B * positions rows. Counted are multiplications and additions:
+Nothing here is measured. A layer with weights o x d is used at `positions` positions of an image,
+so a batch of B images has R = B * positions rows. Counted are multiplications and additions:
 
 - forward and backward: 6 R d o, three matrix products
-- projection by rows: 4 R d r; on the gradient: 4 o d r, with r = d/2, the most that a step meets
-- the bases of one class, with n >= d rows: 2 n d² for C Cᵀ, 10 d² r for what the basis holds of it
-  and what it leaves, about 9 d³ for eigenvectors
+- projection by rows: 4 R d r; on the gradient: 4 o d r, with r = d/2, the most in a step
+- the bases of one class, with n >= d rows: 2 n d² for C Cᵀ, 10 d² r for the parts of it inside and
+  outside the basis, about 9 d³ for eigenvectors
 """
 
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 IMAGES = 64  # of a step, where layers are compared
-BATCH = 1024  # images of a step over all ranks of a cluster
-RANKS = (1, 4, 16, 64, 256)
+BATCH = 1024  # images of a step over all processes of a cluster
+PROCESSES = (1, 4, 16, 64, 256)
 SAMPLES = 125  # images that represent a class, each with all its positions
 
 # Operations per second of an A100 by its data sheet. Under autocast, forward and backward run in
-# bfloat16, the projection in the precision of the weights: TensorFloat-32 if it is allowed.
+# bfloat16, projection in the precision of the weights: TensorFloat-32 if that is enabled.
 RATES = {"bfloat16": 312e12, "tf32": 156e12, "float32": 19.5e12}
 
 
@@ -36,7 +36,7 @@ class Layer:
 
     @property
     def rank(self) -> int:
-        """The widest side a step meets: of a fuller basis the complement is used."""
+        """The most columns a step uses: for a fuller basis the complement is used."""
         return self.dimension // 2
 
     def training(self, images: int) -> int:
@@ -107,7 +107,7 @@ def vit(name: str, width: int, blocks: int) -> Network:
         Layer("mlp in", 4 * width, width, tokens, linear=True, count=blocks),
         Layer("mlp out", width, 4 * width, tokens, linear=True, count=blocks),
     ]
-    # Queries with keys, and what that gives with values.
+    # The products of queries with keys, and of attention weights with values.
     return Network(name, layers, weightless=blocks * 2 * 2 * tokens**2 * width)
 
 
@@ -140,7 +140,7 @@ def paper() -> dict[str, Any]:
         "samples": SAMPLES,
         "rates": RATES,
         "layers": {name: layer_rows(network) for name, network in networks.items()},
-        "cluster": [cluster_row(networks, ranks) for ranks in RANKS],
+        "cluster": [cluster_row(networks, processes) for processes in PROCESSES],
         "memory": [memory_row(network) for network in networks.values()],
     }
 
@@ -172,10 +172,10 @@ def layer_rows(network: Network) -> list[dict[str, Any]]:
     return [*rows, total]
 
 
-def cluster_row(networks: dict[str, Network], ranks: int) -> dict[str, Any]:
+def cluster_row(networks: dict[str, Network], processes: int) -> dict[str, Any]:
     """Return the time of the projection as a share of forward and backward, by precision."""
-    images = BATCH // ranks
-    row: dict[str, Any] = {"ranks": ranks, "images": images}
+    images = BATCH // processes
+    row: dict[str, Any] = {"ranks": processes, "images": images}
     for name, network in networks.items():
         row[f"{name}_share"] = network.share(images)
         for precision in ("tf32", "float32"):

@@ -1,9 +1,9 @@
-"""How much of new inputs is still free after one task: `python -m benchmarks.free`.
+"""How much of the energy of new inputs is free after one task: `python -m benchmarks.free`.
 
 A network learns the first task of CIFAR-100. From the same weights, every line of the experiment
-`room` finds its bases, as in its run. A layer can change what it does to an input only by the part
-of it that is outside the layer's basis; so what is measured is the share of energy that is outside,
-of test images of the first task, and of training images of the second, which is to be learnt.
+`room` computes its bases, as in its run. A layer can change its output for an input only through
+the part of the input outside the layer's basis. So what is measured is the share of energy outside,
+for test images of the first task, and for training images of the second, which comes next.
 """
 
 import json
@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.machine import facts
+from benchmarks.machine import describe_machine
 from classgrad import seeds
 from classgrad.cli import fail
 from classgrad.cli.run import progress_bar
@@ -40,9 +40,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command(epilog="Example: python -m benchmarks.free --data-dir data")
 def study(
     data_dir: DataDir = None,
-    seed: Annotated[int, typer.Option(help="Of the run, as in classgrad run.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the run, as in classgrad run.")] = 1,
 ) -> None:
-    """Learn one task, find bases in several ways, and measure what they leave free."""
+    """Learn one task, compute bases in several ways, and measure the share they leave free."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     console = Console()
     experiment = experiments.load("room")
@@ -58,19 +58,19 @@ def study(
         "own": grams(run.net, stream[0], stream.test(0)),
         "next": grams(run.net, stream[1], stream[1].train),
     }
-    found = facts(sys.argv[1:], quick=False)
-    found["command"] = " ".join(["python -m benchmarks.free", *sys.argv[1:]])
-    found["seed"], found["accuracy"], found["lines"] = seed, run.record.average_accuracy, []
+    results = describe_machine(sys.argv[1:], quick=False)
+    results["command"] = " ".join(["python -m benchmarks.free", *sys.argv[1:]])
+    results["seed"], results["accuracy"], results["lines"] = seed, run.record.average_accuracy, []
     for line in experiment.lines:
         with console.status(line.label):
             bases = bases_of(Run(line.plan(experiment.benchmark, "fast", seed), stream), weights)
-        found["lines"].append({"label": line.label, "layers": layers(bases, energies)})
-    OUT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        results["lines"].append({"label": line.label, "layers": layers(bases, energies)})
+    OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     console.print(f"written   {OUT}", soft_wrap=True)
 
 
 def bases_of(run: Run, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the bases that a method finds after the first task, from these weights."""
+    """Return the bases of a method after the first task, with these weights."""
     run.net.load_state_dict(weights)
     method = run.method
     assert isinstance(method, Projected)
@@ -79,27 +79,27 @@ def bases_of(run: Run, weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def grams(net: Network, task: Task, split: Split) -> dict[str, Tensor]:
-    """Return C Cᵀ of what every layer sees of some images, in batches as in training."""
-    found = sites(net.protected())
+    """Return C Cᵀ of the inputs of every layer for some images, in batches as in training."""
+    protected = sites(net.protected())
     total = {
         name: torch.zeros(site.dimension, site.dimension, dtype=torch.float64)
-        for name, site in found.items()
+        for name, site in protected.items()
     }
-    chance = torch.Generator().manual_seed(0)
-    with torch.no_grad(), net.evaluating(), tap(found.values()) as seen:
-        for number, index in enumerate(batches(len(split), BATCH, chance)):
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad(), net.evaluating(), tap(protected.values()) as seen:
+        for number, index in enumerate(batches(len(split), BATCH, rng)):
             if number == IMAGES // BATCH:
                 break
             seen.clear()
             net(task.transform(split.unit_images(index)), task.id)
-            for name, site in found.items():
+            for name, site in protected.items():
                 for x in seen[site.source]:
                     total[name] += site.gram(x)
     return total
 
 
 def layers(bases: dict[str, Tensor], energies: dict[str, dict[str, Tensor]]) -> list[Any]:
-    """Return, by layer, how many directions are closed, and the share of energy that is free."""
+    """Return the rank of each layer, and the share of energy that is free."""
     return [
         {
             "name": name,

@@ -1,4 +1,4 @@
-"""Images and streams of the size of CIFAR-100's, drawn on the spot."""
+"""Random images and streams of the size of CIFAR-100."""
 
 import torch
 from torch import Tensor
@@ -14,11 +14,11 @@ CLASSES = 10
 def smooth_images(count: int, seed: int = 0) -> Tensor:
     """Return uint8 (count, 3, 32, 32): coarse patches of colour with some grain.
 
-    Plain noise would not do: histograms and edges of images decide what AugMix has to compute.
+    Not plain noise, as the work of AugMix depends on the histograms and edges of images.
     """
-    chance = torch.Generator().manual_seed(seed)
-    coarse = torch.rand(count, 3, 5, 5, generator=chance)
-    grain = torch.rand(count, 3, 32, 32, generator=chance)
+    rng = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(count, 3, 5, 5, generator=rng)
+    grain = torch.rand(count, 3, 32, 32, generator=rng)
     images = functional.interpolate(coarse, size=(32, 32), mode="bilinear")
     return (0.9 * images + 0.1 * grain).mul(255).to(torch.uint8)
 
@@ -33,6 +33,6 @@ def random_task(number: int, per_class: int, seed: int = 0) -> Task:
 
 
 def random_stream(tasks: int, per_class: int) -> TaskStream:
-    """Return a stream with the name of split-cifar100, so that recipes treat it as that."""
-    found = [random_task(number, per_class, seed=number) for number in range(tasks)]
-    return TaskStream("split-cifar100", found, [task.valid for task in found])
+    """Return a stream that is named split-cifar100, so that recipes treat it as that."""
+    stream = [random_task(number, per_class, seed=number) for number in range(tasks)]
+    return TaskStream("split-cifar100", stream, [task.valid for task in stream])

@@ -1,4 +1,4 @@
-"""AlexNet-5 in the middle of a stream: tasks behind it, their subspaces protected, one to learn."""
+"""AlexNet-5 in the middle of a stream: some tasks learnt and protected, and one to learn."""
 
 from functools import cache
 from itertools import cycle
@@ -34,8 +34,8 @@ def ranks_after(tasks: int) -> dict[str, tuple[int, int]]:
 
 def random_basis(dimension: int, rank: int, seed: int = 0) -> Tensor:
     """Return random orthonormal columns (d x r, float64)."""
-    chance = torch.Generator().manual_seed(seed)
-    columns = torch.randn(dimension, rank, generator=chance, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(seed)
+    columns = torch.randn(dimension, rank, generator=rng, dtype=torch.float64)
     basis: Tensor = torch.linalg.qr(columns).Q
     return basis
 
@@ -43,8 +43,7 @@ def random_basis(dimension: int, rank: int, seed: int = 0) -> Tensor:
 class Learner:
     """A network, a method and an optimiser as in the recipe `fast`, and a task of ten batches.
 
-    `learnt` tasks lie behind it. Without `protect` nothing of them is protected: the same step
-    without projection.
+    It has learnt `learnt` tasks. Without `protect`, its steps are the same without projection.
     """
 
     def __init__(self, method: str, learnt: int = TASKS, *, protect: bool = True) -> None:

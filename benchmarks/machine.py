@@ -1,4 +1,4 @@
-"""Facts about where figures were measured."""
+"""The machine, versions and command that figures were measured with."""
 
 import os
 import platform
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 
-def facts(arguments: list[str], quick: bool) -> dict[str, Any]:
-    """Return what belongs beside every figure."""
+def describe_machine(arguments: list[str], quick: bool) -> dict[str, Any]:
+    """Return the command, date, machine and versions, which are saved with all figures."""
     return {
         "command": " ".join(["python -m benchmarks", *arguments]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

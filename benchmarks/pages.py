@@ -1,6 +1,6 @@
-"""The tables of docs/scaling.md, filled from what was measured.
+"""The tables of docs/scaling.md, filled from the measured results.
 
-The page marks the place of a table with `<!-- scaling: NAME -->` and `<!-- end -->`.
+The page marks a table with `<!-- scaling: NAME -->` and `<!-- end -->`.
 """
 
 import json
@@ -22,7 +22,7 @@ TABLE = re.compile(r"(<!-- scaling: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, the key of its values, what they are multiplied or, by another key, divided by."""
+    """A column: its heading, the key of its values, their scale, and the key of a divisor."""
 
     heading: str
     key: str
@@ -30,7 +30,7 @@ class Column:
     over: str | None = None
 
     def cell(self, row: dict[str, Any]) -> str:
-        """Return the text for a row; a dash for what is not there."""
+        """Return the text for a row, or a dash if the value is missing."""
         value = row[self.key]
         if value is None:
             return "-"
@@ -92,7 +92,7 @@ STEPS = [
     Column("share of N times one, hidden, %", "best_efficiency", 100),
     Column("share, not hidden, %", "worst_efficiency", 100),
 ]
-# For each name where its rows are, by keys one inside the other, and its columns.
+# For each table the path of its rows in the results, as nested keys, and its columns.
 TABLES: dict[str, tuple[str, list[Column]]] = {
     "machine": ("machine", MACHINE),
     "classes": (
@@ -194,45 +194,46 @@ TABLES: dict[str, tuple[str, list[Column]]] = {
 }
 
 
-def rows_of(found: dict[str, Any], place: str) -> list[dict[str, Any]]:
+def rows_of(results: dict[str, Any], path: str) -> list[dict[str, Any]]:
     """Return the rows of a table."""
-    rows: Any = found
-    *within, last = place.split(".")
-    for key in within:
+    rows: Any = results
+    *parents, last = path.split(".")
+    for key in parents:
         rows = rows[key]
     if last == "machine":
         return [{**rows["machine"], "date": rows["date"], "torch": rows["versions"]["torch"]}]
     return list(rows[last])
 
 
-def table(found: dict[str, Any], name: str) -> str:
+def table(results: dict[str, Any], name: str) -> str:
     """Return a table for the page."""
     if name not in TABLES:
         raise unknown("table", name, TABLES)
-    place, columns = TABLES[name]
+    path, columns = TABLES[name]
     lines = [[column.heading for column in columns]]
-    lines += [[column.cell(row) for column in columns] for row in rows_of(found, place)]
+    lines += [[column.cell(row) for column in columns] for row in rows_of(results, path)]
     return markdown_table(lines)
 
 
-def filled(page: str, found: dict[str, Any]) -> str:
-    """Return the page with every marked table made anew."""
-    return TABLE.sub(lambda match: match[1] + table(found, match[2]) + match[3], page)
+def fill_tables(page: str, results: dict[str, Any]) -> str:
+    """Return the page with every marked table filled."""
+    return TABLE.sub(lambda match: match[1] + table(results, match[2]) + match[3], page)
 
 
-def known(path: Path) -> dict[str, Any]:
-    """Return what was measured before."""
+def load_results(path: Path) -> dict[str, Any]:
+    """Return the results of an earlier measurement."""
     if not path.exists():
-        raise UserError(f"{path} is not there: measure first")
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+        raise UserError(f"{path} does not exist: measure first")
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return results
 
 
-def everything() -> dict[str, Any]:
-    """Return all that the page shows."""
-    return {**known(RESULTS), "traffic": known(TRAFFIC), "model": model()}
+def all_results() -> dict[str, Any]:
+    """Return all results that the page shows."""
+    return {**load_results(RESULTS), "traffic": load_results(TRAFFIC), "model": model()}
 
 
 def fill() -> None:
     """Fill the tables of the page."""
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), everything()), encoding="utf-8")
+    page = fill_tables(PAGE.read_text(encoding="utf-8"), all_results())
+    PAGE.write_text(page, encoding="utf-8")

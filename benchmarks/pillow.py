@@ -14,7 +14,7 @@ Operation = Callable[[Image.Image, float, int], Image.Image]
 
 
 def affine(image: Image.Image, *matrix: float) -> Image.Image:
-    """Map the image through a matrix from output to input points, row by row."""
+    """Transform the image by a matrix from output to input points, given row by row."""
     return image.transform(
         image.size, Image.Transform.AFFINE, matrix, resample=Image.Resampling.BILINEAR
     )
@@ -51,7 +51,7 @@ OPERATIONS: dict[str, Operation] = {
 
 def augmix(
     images: Sequence[Image.Image],
-    chance: np.random.Generator,
+    rng: np.random.Generator,
     *,
     severity: float = 3,
     width: int = 3,
@@ -59,29 +59,27 @@ def augmix(
     operations: Sequence[str] = STANDARD,
 ) -> Tensor:
     """Mix every image with altered copies: (1 - m) x + m Σᵢ wᵢ chainᵢ(x), floats in [0, 1]."""
-    return torch.stack(
-        [mixed(image, chance, severity, width, alpha, operations) for image in images]
-    )
+    return torch.stack([mix(image, rng, severity, width, alpha, operations) for image in images])
 
 
-def mixed(
+def mix(
     image: Image.Image,
-    chance: np.random.Generator,
+    rng: np.random.Generator,
     severity: float,
     width: int,
     alpha: float,
     operations: Sequence[str],
 ) -> Tensor:
     """Return one image (channels, height, width) mixed with `width` chains of operations."""
-    weights = chance.dirichlet([alpha] * width).astype(np.float32)
-    share = np.float32(chance.beta(alpha, alpha))
+    weights = rng.dirichlet([alpha] * width).astype(np.float32)
+    share = np.float32(rng.beta(alpha, alpha))
     plain = unit_floats(image)
     chains = np.zeros_like(plain)
     for weight in weights:
         altered = image.copy()
-        for _ in range(chance.integers(1, 4)):
-            operation = OPERATIONS[operations[int(chance.integers(len(operations)))]]
-            level, sign = chance.uniform(0.1, severity), 1 if chance.random() < 0.5 else -1
+        for _ in range(rng.integers(1, 4)):
+            operation = OPERATIONS[operations[int(rng.integers(len(operations)))]]
+            level, sign = rng.uniform(0.1, severity), 1 if rng.random() < 0.5 else -1
             altered = operation(altered, level, sign)
         chains += weight * unit_floats(altered)
     return torch.from_numpy(((1 - share) * plain + share * chains).transpose(2, 0, 1))
@@ -93,6 +91,6 @@ def unit_floats(image: Image.Image) -> np.ndarray:
 
 
 def to_pillow(image: Tensor) -> Image.Image:
-    """Return an 8-bit tensor (channels, height, width) as an image of Pillow's."""
+    """Return an 8-bit tensor (channels, height, width) as a Pillow image."""
     array = image.numpy().transpose(1, 2, 0)
     return Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array.copy())

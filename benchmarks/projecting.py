@@ -1,4 +1,4 @@
-"""Projecting the gradients of one step: ours, dense, and one group of classes after another."""
+"""Projection of the gradients of one step: ours, dense, and group by group."""
 
 from torch import Tensor, nn
 
@@ -12,11 +12,11 @@ from classgrad.methods.projection.base import Projected
 
 
 class Projection:
-    """All that is done beyond a plain backward pass, on the rows and gradients of a real step.
+    """All work beyond a plain backward pass, on the rows and gradients of a real step.
 
     For Linear layers with few rows that is projecting the rows and probing the gradients for leaks,
-    for convolutions projecting the gradients. Only what it costs to call the rows' own backward is
-    missing, microseconds; the ratio of whole steps has it.
+    for convolutions projecting the gradients. Only the call of the custom backward is missing,
+    some microseconds; the ratio of whole steps includes it.
     """
 
     def __init__(self, learner: Learner) -> None:
@@ -55,7 +55,7 @@ def measure(bench: Bench) -> list[Row]:
         without_groups(ours.gradients, {name: [p] * count for name, p in dense.items()})
 
     whole = 10 if bench.quick else 100
-    found = bench.alternate(
+    timings = bench.alternate(
         {
             "ours": ours,
             "dense": lambda: groups(1),
@@ -66,7 +66,7 @@ def measure(bench: Bench) -> list[Row]:
         turn=3,
         slow={"10 groups": 3, "100 groups": 2},
     )
-    found["100 groups"] = found["100 groups"].times(100 / whole)
+    timings["100 groups"] = timings["100 groups"].times(100 / whole)
     counts = {"ours": flops(ours), "dense": flops(lambda: groups(1))}
     rows = []
     for name, factor, bound in (
@@ -81,8 +81,8 @@ def measure(bench: Bench) -> list[Row]:
         rows.append(
             Row.slower(
                 f"projecting gradients: {name} / ours",
-                Quantity.of(found["ours"]),
-                Quantity.of(found[name]),
+                Quantity.of(timings["ours"]),
+                Quantity.of(timings[name]),
                 bound=bound,
                 note="" if name == "dense" else note,
                 details=counted,

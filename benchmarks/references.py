@@ -1,4 +1,4 @@
-"""The slow ways of the published code, written from the algorithms in their obvious form."""
+"""Slow references: the published algorithms in their obvious form."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,7 +28,7 @@ def without_groups(
 def columns(layer: nn.Module, inputs: Array) -> Array:
     """Return the representation matrix C (d x n) of a layer: a column for every input it sees.
 
-    For a convolution without padding the columns are patches, cut one by one.
+    For a convolution without padding the columns are patches, extracted one by one.
     """
     if not isinstance(layer, nn.Conv2d):
         return inputs.T
@@ -49,10 +49,10 @@ def columns(layer: nn.Module, inputs: Array) -> Array:
 
 
 def refined(basis: Array, matrix: Array, energy: float) -> Array:
-    """Extend a basis (d x r) by a class like an earlier one: Algorithm 1 of CGP, by two SVDs.
+    """Extend a basis (d x r) by a class similar to an earlier one: Algorithm 1 of CGP, by two SVDs.
 
-    As many directions as the class needs alone are taken from the list of what it has along the
-    basis and outside it, strongest first, but no more new ones than hold the share of its energy.
+    As many directions as the class would need alone are selected by energy, from those of the basis
+    and those outside it, but no more new ones than are needed for the share of its energy.
     """
     total = np.sum(matrix**2)
     alone = np.linalg.svd(matrix, full_matrices=False)[1] ** 2
@@ -67,7 +67,7 @@ def refined(basis: Array, matrix: Array, energy: float) -> Array:
 
 
 def reach(energies: Array, target: float) -> int:
-    """Return how many energies, from the first, it takes to reach a target."""
+    """Return how many energies, from the first on, are needed to reach a target."""
     held, count = 0.0, 0
     while held < target and count < len(energies):
         held += energies[count]

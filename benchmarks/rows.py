@@ -1,4 +1,4 @@
-"""What was measured: rows for the table and for the JSON file."""
+"""Rows of measured figures, for the table and for the JSON file."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.timing import Timing
 
-# For each unit how its values are written, from large to small.
+# For each unit the scales its values are printed in, from large to small.
 SCALES = {
     "s": [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs")],
     "flop/s": [(1e9, "GF/s")],
@@ -34,7 +34,7 @@ class Quantity:
 
     @classmethod
     def rate(cls, flops: float, timing: Timing) -> "Quantity":
-        """Return the rate of so many operations in a time."""
+        """Return a rate, from a number of operations and their time."""
         return cls(flops / timing.best, "flop/s", timing.repeats)
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a figure must reach, and what it should."""
+    """The limit that a figure must reach, and the aim it should reach."""
 
     limit: float
     at_least: bool = False
@@ -63,9 +63,9 @@ class Bound:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; without a bound it is there to compare.
+    """A row of the table; without a bound it is for comparison only.
 
-    The bound is about `figure`: how ours and the reference compare or, without one, ours itself.
+    The bound is on `figure`: the ratio of ours and the reference or, without a reference, ours.
     """
 
     what: str
@@ -78,12 +78,12 @@ class Row:
 
     @classmethod
     def slower(cls, what: str, ours: Quantity, reference: Quantity, **rest: Any) -> "Row":
-        """Return a row about how many times as long the reference takes."""
+        """Return a row whose figure is how many times as long the reference takes."""
         return cls(what, ours, reference, reference.value / ours.value, **rest)
 
     @classmethod
     def share(cls, what: str, ours: Quantity, reference: Quantity, **rest: Any) -> "Row":
-        """Return a row about ours as a multiple of the reference."""
+        """Return a row whose figure is ours as a multiple of the reference."""
         return cls(what, ours, reference, ours.value / reference.value, **rest)
 
     def as_dict(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
 
 
 def readable(figure: float) -> str:
-    """Return a figure with the digits that matter.
+    """Return a figure with three significant digits, or more from 100.
 
     >>> readable(1234.6), readable(23.456), readable(1.0489), readable(0.0213)
     ('1,235', '23.5', '1.05', '0.0213')
@@ -128,7 +128,8 @@ def readable(figure: float) -> str:
     return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
 
 
-def save(path: Path, facts: dict[str, Any], rows: dict[str, list[Row]]) -> None:
-    """Write what was measured, by measurement, and where."""
-    found = {name: [row.as_dict() for row in lines] for name, lines in rows.items()}
-    path.write_text(json.dumps({**facts, "measurements": found}, indent=1) + "\n", encoding="utf-8")
+def save(path: Path, machine: dict[str, Any], rows: dict[str, list[Row]]) -> None:
+    """Write all rows, by measurement, with a description of the machine."""
+    measurements = {name: [row.as_dict() for row in lines] for name, lines in rows.items()}
+    results = {**machine, "measurements": measurements}
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

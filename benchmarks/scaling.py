@@ -1,4 +1,4 @@
-"""The scaling study: python -m benchmarks.scaling measures, counts, draws, and fills its page."""
+"""The scaling study, python -m benchmarks.scaling: measure, count, draw, and fill its page."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from benchmarks import pages
 from benchmarks.batches import measure_batches
 from benchmarks.charts import draw
 from benchmarks.estimates import paper
-from benchmarks.machine import facts
+from benchmarks.machine import describe_machine
 from benchmarks.simulated import measure_classes, measure_widths
 from benchmarks.timing import Bench
 from classgrad.cli import fail
@@ -39,26 +39,26 @@ def study(
 ) -> None:
     """Measure how cost grows with classes, widths and batches; write scaling.json and the page."""
     console = Console()
-    found = pages.known(pages.RESULTS) if redraw else measured(threads, console)
-    found["paper"] = paper()
-    pages.RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    figures = draw(found, pages.PAGE.parent / "figures")
+    results = pages.load_results(pages.RESULTS) if redraw else run_studies(threads, console)
+    results["paper"] = paper()
+    pages.RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    figures = draw(results, pages.PAGE.parent / "figures")
     pages.fill()
     for path in (pages.RESULTS, *figures, pages.PAGE):
         console.print(f"written   {path}", soft_wrap=True)
 
 
-def measured(threads: int, console: Console) -> dict[str, Any]:
-    """Make all studies, one after another, and return what they found beside the machine."""
+def run_studies(threads: int, console: Console) -> dict[str, Any]:
+    """Run all studies, one after another, and return their results and the machine."""
     torch.set_num_threads(threads)
-    found = facts(sys.argv[1:], quick=False)
-    found["command"] = " ".join(["python -m benchmarks.scaling", *sys.argv[1:]])
+    results = describe_machine(sys.argv[1:], quick=False)
+    results["command"] = " ".join(["python -m benchmarks.scaling", *sys.argv[1:]])
     for name, measure in STUDIES.items():
         console.print(f"{name:<9}", end=" ")
         start = time.perf_counter()
-        found[name] = measure(Bench())
+        results[name] = measure(Bench())
         console.print(f"{time.perf_counter() - start:.0f} s")
-    return found
+    return results
 
 
 if __name__ == "__main__":

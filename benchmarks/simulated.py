@@ -1,4 +1,4 @@
-"""One Linear layer with the bases of many simulated classes: steps, and adding one class more."""
+"""A Linear layer with the bases of many simulated classes: steps, and adding another class."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -20,29 +20,29 @@ POWER = 1.25  # variances of the inputs fall as 1 / k^POWER
 CLASSES = (10, 30, 100, 300, 1000)
 DIMENSION = 1024
 WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
-GRAM_WIDTH = 1024  # the widest layer whose C Cᵀ is decomposed: that takes time by d³
+GRAM_WIDTH = 1024  # the widest layer whose C Cᵀ is decomposed, which takes O(d³)
 REFERENCE_GROUPS = 10
 
 
 class LayerStep:
-    """A training step of a square Linear layer in the middle of a network, guarded as by a method.
+    """A training step of a square Linear layer in the middle of a network, with a projector.
 
-    Without a subspace nothing is protected: the same step without projection.
+    Without a subspace, it is the same step without projection.
     """
 
     def __init__(self, dimension: int, subspace: Subspace | None = None) -> None:
-        chance = torch.Generator().manual_seed(0)
+        rng = torch.Generator().manual_seed(0)
         self.layer = nn.utils.skip_init(nn.Linear, dimension, dimension, bias=False)
-        nn.init.normal_(self.layer.weight, std=dimension**-0.5, generator=chance)
-        self.x = torch.randn(BATCH, dimension, generator=chance).requires_grad_()
-        self.above = torch.randn(BATCH, dimension, generator=chance) / BATCH
+        nn.init.normal_(self.layer.weight, std=dimension**-0.5, generator=rng)
+        self.x = torch.randn(BATCH, dimension, generator=rng).requires_grad_()
+        self.above = torch.randn(BATCH, dimension, generator=rng) / BATCH
         self.optimizer = torch.optim.SGD(self.layer.parameters(), lr=0.001, fused=True)
         self.projector = Projector(nn.Sequential(self.layer))
         self.subspaces = {} if subspace is None else {"0": subspace}
         self.protect()
 
     def protect(self) -> None:
-        """Do what is done once after every task."""
+        """Protect the subspaces, as is done once after every task."""
         self.projector.protect(self.subspaces)
         self.projector.install()
 
@@ -57,46 +57,46 @@ class LayerStep:
 
 
 def simulated_class(label: int, dimension: int) -> Tensor:
-    """Return inputs (n x d) of a class: its mean and its spread have one falling spectrum.
+    """Return inputs (n x d) of a class: its mean and its variances have the same falling spectrum.
 
-    The axes of the spectrum are those of the space: turning them would change no figure.
+    The axes of the spectrum are the coordinate axes: rotating them would change no figure.
     """
-    chance = torch.Generator().manual_seed(label)
+    rng = torch.Generator().manual_seed(label)
     deviation = torch.arange(1, dimension + 1) ** (-POWER / 2)
-    mean = torch.randn(dimension, generator=chance)
-    return (mean + torch.randn(SAMPLES, dimension, generator=chance)) * deviation
+    mean = torch.randn(dimension, generator=rng)
+    return (mean + torch.randn(SAMPLES, dimension, generator=rng)) * deviation
 
 
-def with_class(subspace: Subspace, rows: Tensor) -> Subspace:
+def add_class(subspace: Subspace, rows: Tensor) -> Subspace:
     """Add a class as CGP does without base refining."""
     inputs = Representation.of(rows)
     return subspace.extended(plain(subspace.basis, inputs, ENERGY).new)
 
 
-def grown(counts: Sequence[int], dimension: int) -> dict[int, Subspace]:
-    """Return the subspaces after each of some numbers of classes."""
-    found = {}
+def subspaces_after(counts: Sequence[int], dimension: int) -> dict[int, Subspace]:
+    """Return the subspaces after each of these numbers of classes."""
+    subspaces = {}
     subspace = Subspace.empty(dimension)
     for label in range(max(counts)):
-        subspace = with_class(subspace, simulated_class(label, dimension))
+        subspace = add_class(subspace, simulated_class(label, dimension))
         if label + 1 in counts:
-            found[label + 1] = subspace
-    return found
+            subspaces[label + 1] = subspace
+    return subspaces
 
 
 def reflected_basis(dimension: int, rank: int) -> Tensor:
-    """Return orthonormal columns (d x r, float64) for little: those of I, reflected three times."""
-    chance = torch.Generator().manual_seed(0)
+    """Return orthonormal columns (d x r, float64), cheaply: those of I, reflected three times."""
+    rng = torch.Generator().manual_seed(0)
     basis = torch.eye(dimension, rank, dtype=torch.float64)
     for _ in range(3):
-        axis = torch.randn(dimension, 1, generator=chance, dtype=torch.float64)
+        axis = torch.randn(dimension, 1, generator=rng, dtype=torch.float64)
         axis /= axis.norm()
         basis -= 2 * axis @ (axis.T @ basis)
     return basis
 
 
 def sizes(subspace: Subspace) -> dict[str, int]:
-    """Return rank, bytes kept, bytes of what a step uses, and the operations of its projection."""
+    """Return rank, bytes of the basis and of the side a step uses, and operations to project."""
     d, r = subspace.dimension, subspace.rank
     narrow = min(r, d - r)
     return {
@@ -110,12 +110,12 @@ def sizes(subspace: Subspace) -> dict[str, int]:
 def measure_classes(
     bench: Bench, counts: Sequence[int] = CLASSES, dimension: int = DIMENSION
 ) -> list[dict[str, Any]]:
-    """Time a layer after each number of classes, beside one without projection."""
-    subspaces = grown(counts, dimension)
+    """Time a layer after each number of classes, and one without projection."""
+    subspaces = subspaces_after(counts, dimension)
     guarded = {str(count): LayerStep(dimension, s) for count, s in subspaces.items()}
     # One dense matrix stands for those of all classes: the work is the same.
-    chance = torch.Generator().manual_seed(0)
-    gradient, dense = torch.rand(2, dimension, dimension, generator=chance)
+    rng = torch.Generator().manual_seed(0)
+    gradient, dense = torch.rand(2, dimension, dimension, generator=rng)
     groups = {"0": [dense] * REFERENCE_GROUPS}
     calls: dict[str, Call] = {
         "bare": LayerStep(dimension),
@@ -125,7 +125,7 @@ def measure_classes(
     steps = bench.alternate(calls, rounds=40, turn=3, slow={"reference": 5})
     rows = simulated_class(max(counts), dimension)
     add = bench.alternate(
-        {str(count): partial(with_class, s, rows) for count, s in subspaces.items()}, rounds=10
+        {str(count): partial(add_class, s, rows) for count, s in subspaces.items()}, rounds=10
     )
     protect = bench.alternate({name: step.protect for name, step in guarded.items()}, rounds=5)
     return [
@@ -153,21 +153,21 @@ def measure_widths(bench: Bench, widths: Sequence[int] = WIDTHS) -> list[dict[st
 
 
 def measure_width(bench: Bench, width: int) -> list[dict[str, Any]]:
-    """Time one width. Random rows: nearly every one adds a direction, the most a class can cost."""
+    """Time one width, with random rows: nearly each adds a direction, the most a class can cost."""
     subspaces = {str(r): Subspace(reflected_basis(width, r)) for r in (width // 8, width // 2)}
     guarded = {rank: LayerStep(width, s) for rank, s in subspaces.items()}
     rounds = 30 if width < 4096 else 5
     steps = bench.alternate({"bare": LayerStep(width), **guarded}, rounds=rounds, turn=2)
-    chance = torch.Generator().manual_seed(1)
-    few = torch.randn(SAMPLES, width, generator=chance)
+    rng = torch.Generator().manual_seed(1)
+    few = torch.randn(SAMPLES, width, generator=rng)
     add = bench.alternate(
-        {rank: partial(with_class, s, few) for rank, s in subspaces.items()},
+        {rank: partial(add_class, s, few) for rank, s in subspaces.items()},
         rounds=10 if width < 4096 else 2,
     )
     gram = {}
     if width <= GRAM_WIDTH:
-        many = torch.randn(2 * width, width, generator=chance)
-        calls = {rank: partial(with_class, s, many) for rank, s in subspaces.items()}
+        many = torch.randn(2 * width, width, generator=rng)
+        calls = {rank: partial(add_class, s, many) for rank, s in subspaces.items()}
         gram = bench.alternate(calls, rounds=3)
     return [
         {

@@ -1,4 +1,4 @@
-"""What projection costs in a training step, and whether that grows with the classes learnt."""
+"""The cost of projection in a training step, and its growth with the number of classes learnt."""
 
 from benchmarks.learner import Learner
 from benchmarks.rows import Bound, Quantity, Row
@@ -13,11 +13,11 @@ def measure(bench: Bench) -> list[Row]:
         learners[f"{method} bare"] = Learner(method, protect=False)
         learners[f"{method} early"] = Learner(method, 1)
     calls = {name: learner.step for name, learner in learners.items()}
-    found = bench.alternate(calls, rounds=20, turn=3)
+    timings = bench.alternate(calls, rounds=20, turn=3)
     rows = []
     for method in ("gpm", "cgp"):
         late, bare, early = (
-            Quantity.of(found[f"{method} {which}"]) for which in ("late", "bare", "early")
+            Quantity.of(timings[f"{method} {which}"]) for which in ("late", "bare", "early")
         )
         cost, growth = Bound(1.10, aim=1.05), Bound(1.10)
         rows += [

@@ -1,4 +1,4 @@
-"""How much of the machine's own matrix product rate a training step reaches."""
+"""The share of the machine's matrix product rate that a training step reaches."""
 
 import torch
 
@@ -16,12 +16,12 @@ def measure(bench: Bench) -> list[Row]:
         "gpm without projection": Learner("gpm", protect=False).step,
         "gpm with projection": Learner("gpm").step,
     }
-    chance = torch.Generator().manual_seed(0)
-    a, b = torch.rand(2, SIZE, SIZE, generator=chance)
-    into = torch.empty(SIZE, SIZE)
-    calls = {**steps, "product": lambda: torch.mm(a, b, out=into)}
-    found = bench.alternate(calls, rounds=20, turn=3)
-    machine = Quantity.rate(2 * SIZE**3, found["product"])
+    rng = torch.Generator().manual_seed(0)
+    a, b = torch.rand(2, SIZE, SIZE, generator=rng)
+    out = torch.empty(SIZE, SIZE)
+    calls = {**steps, "product": lambda: torch.mm(a, b, out=out)}
+    timings = bench.alternate(calls, rounds=20, turn=3)
+    machine = Quantity.rate(2 * SIZE**3, timings["product"])
     counts = {name: flops(step) for name, step in steps.items()}
     return [
         Row.share(
@@ -32,6 +32,6 @@ def measure(bench: Bench) -> list[Row]:
             note="operations of the step of finetune; those of the projection are not counted",
             details={"flops_step": counts[name], "seconds_step": timing.best},
         )
-        for name, timing in found.items()
+        for name, timing in timings.items()
         if name in steps
     ]

@@ -1,4 +1,4 @@
-"""Times of things that are to be compared: in turns, in one process, the best of several."""
+"""Timing of calls that are compared: alternately, in one process, the best of several."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ class Timing:
 
 
 class Bench:
-    """What times the calls of a measurement; `watch` is told the share that is done."""
+    """Times the calls of a measurement; `watch` is called with the share that is done."""
 
     def __init__(
         self, quick: bool = False, watch: Callable[[float], None] = lambda share: None
@@ -35,25 +35,25 @@ class Bench:
         turn: int = 1,
         slow: Mapping[str, int] | None = None,
     ) -> dict[str, Timing]:
-        """Time the calls in turns, `turn` times each in every round, and return the best of each.
+        """Time the calls alternately, `turn` times each in every round; return the best of each.
 
-        Turns let whatever else slows the machine down for a while slow down all of them. Each is
-        called once before, to warm up, but for the `slow` ones: those are only timed as often as
-        stated. A quick bench does a tenth of the rounds.
+        Alternating, so that anything else that slows the machine down for a while affects all of
+        them. Each is called once before, to warm up, except `slow` ones, which are timed only the
+        given number of times. A quick bench runs a tenth of the rounds.
         """
-        most = {name: 1 if self.quick else count for name, count in (slow or {}).items()}
+        limits = {name: 1 if self.quick else count for name, count in (slow or {}).items()}
         rounds = max(rounds // 10, 2) if self.quick else rounds
         seconds: dict[str, list[float]] = {name: [] for name in calls}
         for name, call in calls.items():
-            if name not in most:
+            if name not in limits:
                 call()
         for number in range(rounds):
             for name, call in calls.items():
                 for _ in range(turn):
-                    if len(seconds[name]) < most.get(name, rounds * turn):
+                    if len(seconds[name]) < limits.get(name, rounds * turn):
                         seconds[name].append(timed(call))
             self.watch((number + 1) / rounds)
-        return {name: Timing(min(found), len(found)) for name, found in seconds.items()}
+        return {name: Timing(min(times), len(times)) for name, times in seconds.items()}
 
 
 def timed(call: Call) -> float:

@@ -1,7 +1,7 @@
-"""What training on several processes sends and takes: `python -m benchmarks.traffic`.
+"""Traffic and time of training in several processes: `python -m benchmarks.traffic`.
 
-Processes train a network on made-up images, together and, for comparison, each by itself on batches
-as large as its part: what the cores of this machine can do at best when so many are busy.
+Processes train a network on random images, together and, for comparison, each by itself on batches
+of the size of its shard: the best that this machine can do with as many busy cores.
 """
 
 import json
@@ -17,7 +17,7 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.machine import facts
+from benchmarks.machine import describe_machine
 from benchmarks.pages import PAGE, TRAFFIC, fill
 from classgrad import distributed
 from classgrad.cli import fail
@@ -29,8 +29,8 @@ from classgrad.tasks import Split, Task, TaskStream
 
 CLASSES, BATCH = 10, 64
 PER_CLASS = 130  # images to learn from: 20 batches, and enough for 125 samples
-RANKS = (1, 2, 3, 4)
-SAMPLES = (20, 60, 125)  # of a class, behind its bases
+PROCESSES = (1, 2, 3, 4)
+SAMPLES = (20, 60, 125)  # of a class, for its bases
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -45,59 +45,59 @@ def study(
         worker(network, *map(int, work.split(",")))
         return
     console = Console()
-    found = facts(sys.argv[1:], quick=False)
-    found["command"] = " ".join(["python -m benchmarks.traffic", *sys.argv[1:]])
-    found["machine"]["threads"] = 1  # of each process
-    found["network"], found["ranks"] = network, []
-    for ranks in RANKS:
-        row = measured(ranks, network, SAMPLES[-1])
-        row["apart_images_per_second"] = apart(ranks, network)
-        found["ranks"].append(row)
-        console.print(f"{ranks} processes", end=" ")
-    fewer = [measured(2, network, samples) for samples in SAMPLES[:-1]]
-    found["samples"] = [*fewer, found["ranks"][1]]
+    results = describe_machine(sys.argv[1:], quick=False)
+    results["command"] = " ".join(["python -m benchmarks.traffic", *sys.argv[1:]])
+    results["machine"]["threads"] = 1  # of each process
+    results["network"], results["ranks"] = network, []
+    for count in PROCESSES:
+        row = measure_together(count, network, SAMPLES[-1])
+        row["apart_images_per_second"] = measure_apart(count, network)
+        results["ranks"].append(row)
+        console.print(f"{count} processes", end=" ")
+    fewer = [measure_together(2, network, samples) for samples in SAMPLES[:-1]]
+    results["samples"] = [*fewer, results["ranks"][1]]
     console.print()
-    TRAFFIC.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    TRAFFIC.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     fill()
     for path in (TRAFFIC, PAGE):
         console.print(f"written   {path}", soft_wrap=True)
 
 
-def measured(ranks: int, network: str, samples: int) -> dict[str, Any]:
-    """Start so many processes, and return what the first has measured."""
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return ended(started([*launch, *words(network, samples, BATCH)]))
+def measure_together(count: int, network: str, samples: int) -> dict[str, Any]:
+    """Train in `count` processes together, and return the figures of the main process."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    return result_of(start([*launch, *worker_arguments(network, samples, BATCH)]))
 
 
-def apart(count: int, network: str) -> float:
-    """Return the images per second of so many processes that know nothing of each other."""
-    commands = [words(network, SAMPLES[0], BATCH // count)] * count
-    found = [ended(one) for one in [started(command) for command in commands]]
-    return sum(float(one["images_per_second"]) for one in found)
+def measure_apart(count: int, network: str) -> float:
+    """Return the images per second of `count` processes that train independently."""
+    commands = [worker_arguments(network, SAMPLES[0], BATCH // count)] * count
+    results = [result_of(process) for process in [start(command) for command in commands]]
+    return sum(float(result["images_per_second"]) for result in results)
 
 
-def words(network: str, samples: int, batch: int) -> list[str]:
-    """Return how this file is called to be one of several processes."""
+def worker_arguments(network: str, samples: int, batch: int) -> list[str]:
+    """Return the arguments of Python for one of the processes."""
     return ["-m", "benchmarks.traffic", "--network", network, "--work", f"{samples},{batch}"]
 
 
-def started(command: list[str]) -> "subprocess.Popen[bytes]":
+def start(command: list[str]) -> "subprocess.Popen[bytes]":
     """Start Python with one thread."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([sys.executable, *command], env=environment, stdout=subprocess.PIPE)
 
 
-def ended(process: "subprocess.Popen[bytes]") -> dict[str, Any]:
-    """Wait for a process, and return what it has measured."""
+def result_of(process: "subprocess.Popen[bytes]") -> dict[str, Any]:
+    """Wait for a process, and return the figures it prints."""
     out, _ = process.communicate()
     if process.returncode:
-        raise UserError("a process did not end well: what it said is above")
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return found
+        raise UserError("a process failed: see its output above")
+    figures: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return figures
 
 
 def worker(network: str, samples: int, batch: int) -> None:
-    """Train one task as one of the processes; the first prints what was measured."""
+    """Train one task as one of the processes; the main process prints the figures."""
     distributed.join()
     data = stream()
     values = {"epochs": 1, "batch_size": batch, "samples": samples, "correct_only": False}
@@ -109,7 +109,7 @@ def worker(network: str, samples: int, batch: int) -> None:
 
     run.observer = mark
     run.method.fit_task(run.net, data[0], run.session.training_loop(data[0], run.observe))
-    training = marks[-1].since(marks[1])  # the first step makes room for everything
+    training = marks[-1].since(marks[1])  # without the first step, which allocates memory
     steps = len(marks) - 2
     mark()
     run.method.end_task(run.net, data[0], torch.Generator().manual_seed(0))
@@ -117,7 +117,7 @@ def worker(network: str, samples: int, batch: int) -> None:
     if world().is_main_process:
         update = marks[-1].since(marks[-2])
         seconds = training.seconds / steps
-        found = {
+        figures = {
             "ranks": world().size,
             "samples": samples,
             "step_seconds": seconds,
@@ -129,19 +129,19 @@ def worker(network: str, samples: int, batch: int) -> None:
             "update_wire_bytes": update.wire / world().size,
             **{f"update_{kind}_bytes": update.sent[kind] for kind in ("sums", "handed", "counts")},
         }
-        print(json.dumps(found))
+        print(json.dumps(figures))
     distributed.leave()
 
 
 class Mark(NamedTuple):
-    """A time, and bytes until then: all on the loopback, and what this process gave to others."""
+    """A time, and the bytes so far: on the loopback device, and sent by this process by kind."""
 
     seconds: float
     wire: int
     sent: Counter[str]
 
     def since(self, other: "Mark") -> "Mark":
-        """Return what came between the other mark and this."""
+        """Return the differences from an earlier mark."""
         return Mark(self.seconds - other.seconds, self.wire - other.wire, self.sent - other.sent)
 
 
@@ -151,22 +151,22 @@ def gradient_bytes(run: Run) -> int:
 
 
 def on_loopback() -> int:
-    """Return how many bytes all processes of this machine have sent to each other; Linux counts."""
+    """Return the bytes that all processes of this machine have sent to each other, on Linux."""
     for line in Path("/proc/net/dev").read_text(encoding="utf-8").splitlines():
         name, _, counts = line.partition(":")
         if name.strip() == "lo":
             return int(counts.split()[8])
-    raise UserError("this machine does not count what goes over its loopback")
+    raise UserError("/proc/net/dev has no loopback device: measure on Linux")
 
 
 def stream() -> TaskStream:
-    """Return one task of random images, as large as those of CIFAR."""
-    chance = torch.Generator().manual_seed(0)
+    """Return a stream of one task of random images, of the size of CIFAR's."""
+    rng = torch.Generator().manual_seed(0)
     labels = torch.arange(CLASSES).repeat(PER_CLASS)
-    images = torch.randint(256, (len(labels), 3, 32, 32), generator=chance, dtype=torch.uint8)
-    part = Split(images, labels)
+    images = torch.randint(256, (len(labels), 3, 32, 32), generator=rng, dtype=torch.uint8)
+    split = Split(images, labels)
     names = tuple(str(label) for label in range(CLASSES))
-    return TaskStream("random", [Task(0, "random", names, part, part)], [part])
+    return TaskStream("random", [Task(0, "random", names, split, split)], [split])
 
 
 if __name__ == "__main__":

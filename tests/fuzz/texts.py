@@ -12,7 +12,7 @@ from classgrad.cli import show as cli_show
 from classgrad.cli.experiment_tables import comparison, plan_table
 from classgrad.experiments import spec as experiments
 from classgrad.experiments.compare import compare
-from classgrad.experiments.jobs import of_experiments
+from classgrad.experiments.jobs import jobs_of_experiments
 from classgrad.runs.record import RunRecord
 from classgrad.runs.spec import make_plan
 from fuzz.target import Strategy, Target
@@ -122,7 +122,7 @@ def _show_experiment(folder: Path) -> None:
     console = Console(file=io.StringIO(), markup=False)
     experiment = experiments.load(str(folder / "mine.toml"))
     for recipe in ("fast", "paper"):
-        jobs = of_experiments([experiment], recipe, [1, 2], folder / "runs")
+        jobs = jobs_of_experiments([experiment], recipe, [1, 2], folder / "runs")
         states = [job.state() for job in jobs]
         console.print(plan_table(jobs, states, [60.0] * len(jobs)))
         console.print(comparison(experiment, compare(experiment, [RECORD], recipe), recipe))

@@ -72,9 +72,9 @@ def test_bases_by_loops_are_those_of_the_library():
             nn.Linear(54, 3, bias=False),
         )
     )
-    chance = torch.Generator().manual_seed(0)
-    x = torch.rand(60, 2, 10, 10, generator=chance, dtype=torch.float64)
-    x[30:] *= torch.rand(30, 2, 10, 10, generator=chance, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(0)
+    x = torch.rand(60, 2, 10, 10, generator=rng, dtype=torch.float64)
+    x[30:] *= torch.rand(30, 2, 10, 10, generator=rng, dtype=torch.float64)
     y = torch.arange(30) % 3
     guard = attach(model, CGP(similarity=-1, correct_only=False, energy=0.9, samples=8))
     guard.end_task([(x[:30], y)])

@@ -52,9 +52,9 @@ def test_energy_is_that_of_the_inputs_of_each_layer():
 
 
 def test_a_share_is_what_projection_leaves():
-    chance = torch.Generator().manual_seed(0)
-    x = torch.rand(40, 9, generator=chance, dtype=torch.float64)
-    basis = torch.linalg.qr(torch.rand(9, 4, generator=chance, dtype=torch.float64))[0]
+    rng = torch.Generator().manual_seed(0)
+    x = torch.rand(40, 9, generator=rng, dtype=torch.float64)
+    basis = torch.linalg.qr(torch.rand(9, 4, generator=rng, dtype=torch.float64))[0]
     rest = x - x @ basis @ basis.T
     share = free.free_share(basis, x.T @ x)
     assert share == pytest.approx(float(rest.square().sum() / x.square().sum()))

@@ -11,10 +11,10 @@ from benchmarks import pages, scaling, traffic
 from benchmarks.charts import CHARTS
 from benchmarks.devices import model
 from benchmarks.estimates import paper
-from benchmarks.pages import filled
+from benchmarks.pages import fill_tables
 from benchmarks.rows import readable
 
-FOUND = pages.everything()
+FOUND = pages.all_results()
 PAGE = pages.PAGE.read_text()
 
 
@@ -197,7 +197,7 @@ def written(value: float | str | None) -> str:
 
 
 def test_the_page_is_what_the_script_would_make_of_it():
-    assert filled(PAGE, FOUND) == PAGE
+    assert fill_tables(PAGE, FOUND) == PAGE
 
 
 def test_counts_in_the_file_are_those_of_the_code():
@@ -241,8 +241,8 @@ def test_a_study_writes_its_file_its_figures_and_its_page(study, tmp_path):
 
 
 def test_drawing_anew_measures_nothing(study, tmp_path, monkeypatch):
-    with pytest.raises(scaling.UserError, match=r"scaling\.json is not there: measure first"):
-        pages.everything()
+    with pytest.raises(scaling.UserError, match=r"scaling\.json does not exist: measure first"):
+        pages.all_results()
     assert study("--threads", "1").exit_code == 0
     before = (tmp_path / "scaling.json").read_text()
     drawn = {path: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
@@ -254,7 +254,7 @@ def test_drawing_anew_measures_nothing(study, tmp_path, monkeypatch):
 
 def test_a_page_with_an_unknown_table_is_refused():
     with pytest.raises(scaling.UserError, match="unknown table 'batch': did you mean 'batches'"):
-        filled("<!-- scaling: batch -->\n<!-- end -->", FOUND)
+        fill_tables("<!-- scaling: batch -->\n<!-- end -->", FOUND)
 
 
 def test_one_process_sends_nothing_and_has_its_times(monkeypatch, capsys):
@@ -269,14 +269,14 @@ def test_one_process_sends_nothing_and_has_its_times(monkeypatch, capsys):
 
 
 def test_the_study_of_traffic_writes_its_file_and_fills_the_page(tmp_path, monkeypatch):
-    def measured(ranks, network, samples):
+    def measure_together(ranks, network, samples):
         return {"ranks": ranks, "network": network, "samples": samples}
 
     done = []
     monkeypatch.setattr(traffic, "TRAFFIC", tmp_path / "traffic.json")
     monkeypatch.setattr(traffic, "fill", lambda: done.append("page"))
-    monkeypatch.setattr(traffic, "measured", measured)
-    monkeypatch.setattr(traffic, "apart", lambda count, network: 100 * count)
+    monkeypatch.setattr(traffic, "measure_together", measure_together)
+    monkeypatch.setattr(traffic, "measure_apart", lambda count, network: 100 * count)
     ended = CliRunner().invoke(traffic.app, ["--network", "lenet5"])
     assert ended.exit_code == 0, ended.output
     found = json.loads((tmp_path / "traffic.json").read_text())

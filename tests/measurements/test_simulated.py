@@ -8,12 +8,12 @@ from benchmarks.learner import flops
 from benchmarks.simulated import (
     BATCH,
     LayerStep,
-    grown,
     measure_classes,
     measure_width,
     reflected_basis,
     simulated_class,
     sizes,
+    subspaces_after,
 )
 from benchmarks.timing import Bench
 from classgrad.core.subspace import Subspace
@@ -56,7 +56,7 @@ def test_the_projection_of_a_step_has_the_operations_that_are_stated(rank):
 
 
 def test_later_classes_add_fewer_directions_and_are_held():
-    found = grown((1, 5, 10), 64)
+    found = subspaces_after((1, 5, 10), 64)
     ranks = [found[count].rank for count in (1, 5, 10)]
     assert 0 < ranks[0] < ranks[1] < ranks[2] < 64
     assert ranks[2] - ranks[1] < ranks[1] - ranks[0]

@@ -1,4 +1,4 @@
-"""Benchmarks: functions from a data directory and a seed to a stream of tasks, in one table."""
+"""Benchmarks: functions that make a stream of tasks from a data folder and a seed, in one table."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A stream of tasks by name: what can be set, and how it is made."""
+    """A named way to make a stream of tasks: its options, its function and its datasets."""
 
     name: str
     summary: str
@@ -61,12 +61,12 @@ BENCHMARKS = {
     for benchmark in (
         Benchmark(
             "permuted-digits",
-            "5 tasks of 10 digits, pixels in another order each; embedded",
+            "5 tasks of 10 digits, each with its own order of pixels; no download",
             PermutedDigitsOptions,
             permuted_digits,
         ),
         Benchmark(
-            "split-digits", "5 tasks of 2 digits; embedded", SplitDigitsOptions, split_digits
+            "split-digits", "5 tasks of 2 digits; no download", SplitDigitsOptions, split_digits
         ),
         Benchmark(
             "split-cifar100",
@@ -91,7 +91,7 @@ BENCHMARKS = {
         ),
         Benchmark(
             "permuted-mnist",
-            "10 tasks of MNIST, pixels in another order each",
+            "10 tasks of MNIST, each with its own order of pixels",
             PermutedMnistOptions,
             permuted_mnist,
             ("mnist",),
@@ -108,7 +108,7 @@ BENCHMARKS = {
 
 
 def find(name: str) -> Benchmark:
-    """Return a benchmark of the table, or for `folder:PATH` that of a folder of images."""
+    """Return a benchmark by name; `folder:PATH` is that of a folder of images."""
     if name.startswith("folder:"):
         path = Path(name.removeprefix("folder:")).expanduser()
         return Benchmark(
@@ -125,5 +125,5 @@ def find(name: str) -> Benchmark:
 
 
 def load(name: str, root: Path | None = None, seed: int = 1, **values: Any) -> TaskStream:
-    """Return the stream of a benchmark in the table."""
+    """Return the stream of a benchmark by name."""
     return find(name).make(root, seed, **values)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from classgrad import seeds
 from classgrad.benchmarks.options import BenchmarkSettings
-from classgrad.benchmarks.splits import chunks, deal, load_both
+from classgrad.benchmarks.splits import chunks, load_both, split_classes
 from classgrad.benchmarks.transforms import Normalise
 from classgrad.data.cifar import superclasses
 from classgrad.tasks import Split, TaskStream
@@ -17,7 +17,7 @@ from classgrad.tasks import Split, TaskStream
 MEAN = [125.3 / 255, 123.0 / 255, 113.9 / 255]
 DEVIATION = [63.0 / 255, 62.1 / 255, 66.7 / 255]
 
-# The orders of superclasses that APD (ICLR 2020) averages over; GPM's code repeats them.
+# The orders of superclasses that APD (ICLR 2020) averages over; GPM's code has the same.
 ORDERS = {
     "A": list(range(20)),
     "B": [15, 12, 5, 9, 7, 16, 18, 17, 1, 0, 3, 8, 11, 14, 10, 6, 2, 4, 13, 19],
@@ -28,21 +28,21 @@ ORDERS = {
 
 
 class SplitCifar100Options(BenchmarkSettings):
-    """What can be set."""
+    """Options of the benchmark."""
 
     tasks: Literal[5, 10, 20] = Field(default=10, description="number of tasks")
     class_order: Literal["natural", "shuffled"] = Field(
         default="natural",
-        description="classes by label as in released code, or drawn with the run's seed",
+        description="classes by label as in released code, or shuffled with the run's seed",
     )
 
 
 class SuperclassOptions(BenchmarkSettings):
-    """What can be set."""
+    """Options of the benchmark."""
 
     layout: Literal["image", "scrambled"] = Field(
         default="image",
-        description="pixels in place, or in the wrong order of the published loaders",
+        description="pixels in the right order, or in the wrong one of published loaders",
     )
     task_order: Literal["A", "B", "C", "D", "E"] = Field(
         default="A", description="order of the tasks"
@@ -57,7 +57,7 @@ def split_cifar100(root: Path | None = None, seed: int = 1, **values: Any) -> Ta
     if options.class_order == "shuffled":
         order = torch.randperm(100, generator=seeds.generator(seed, "classes"))
     groups = chunks(order, options.tasks)
-    return deal(
+    return split_classes(
         "split-cifar100",
         Split(train.images, train.labels),
         Split(test.images, test.labels),
@@ -66,8 +66,10 @@ def split_cifar100(root: Path | None = None, seed: int = 1, **values: Any) -> Ta
         options,
         seed,
         task_names=[
-            f"classes {g[0]}-{g[-1]}" if options.class_order == "natural" else f"draw {number}"
-            for number, g in enumerate(groups, start=1)
+            f"classes {classes[0]}-{classes[-1]}"
+            if options.class_order == "natural"
+            else f"draw {number}"
+            for number, classes in enumerate(groups, start=1)
         ],
         transform=Normalise(MEAN, DEVIATION),
         notes=[part.note for part in (train, test) if part.note],
@@ -75,17 +77,17 @@ def split_cifar100(root: Path | None = None, seed: int = 1, **values: Any) -> Ta
 
 
 def cifar100_superclass(root: Path | None = None, seed: int = 1, **values: Any) -> TaskStream:
-    """Twenty tasks, each the five classes of one superclass; pixels in [0, 1], not normalised."""
+    """Twenty tasks, each of the five classes of a superclass; pixels in [0, 1], not normalised."""
     options = SuperclassOptions(**values)
     train, test = load_both("cifar100", root)
-    upper = superclasses(train)
+    superclass_of = superclasses(train)
     order = ORDERS[options.task_order]
-    place = scramble if options.layout == "scrambled" else torch.Tensor.contiguous
-    return deal(
+    arrange = scramble if options.layout == "scrambled" else torch.Tensor.contiguous
+    return split_classes(
         "cifar100-superclass",
-        Split(place(train.images), train.labels),
-        Split(place(test.images), test.labels),
-        [(upper == number).nonzero().flatten().tolist() for number in order],
+        Split(arrange(train.images), train.labels),
+        Split(arrange(test.images), test.labels),
+        [(superclass_of == number).nonzero().flatten().tolist() for number in order],
         train.class_names,
         options,
         seed,

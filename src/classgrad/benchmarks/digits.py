@@ -8,27 +8,27 @@ from pydantic import Field
 
 from classgrad import seeds
 from classgrad.benchmarks.options import BenchmarkSettings
-from classgrad.benchmarks.splits import chunks, deal, permute
+from classgrad.benchmarks.splits import chunks, permute_pixels, split_classes
 from classgrad.tasks import Split, TaskStream
 
-# One image in five is for testing: the same ones whatever the seed, so that runs are comparable.
+# Test images are the same for all seeds, so that runs are comparable.
 TEST_SHARE = 0.2
 
 
 class PermutedDigitsOptions(BenchmarkSettings):
-    """What can be set."""
+    """Options of the benchmark."""
 
     tasks: int = Field(default=5, ge=1, le=1000, description="number of tasks")
 
 
 class SplitDigitsOptions(BenchmarkSettings):
-    """What can be set."""
+    """Options of the benchmark."""
 
     tasks: Literal[1, 2, 5, 10] = Field(default=5, description="number of tasks")
 
 
 def permuted_digits(root: Path | None = None, seed: int = 1, **values: Any) -> TaskStream:
-    """All ten digits in every task, each task with its own order of the pixels; the first as drawn.
+    """All ten digits in every task, each with its own order of the pixels; natural in the first.
 
     >>> stream = permuted_digits(seed=1)
     >>> len(stream), stream.input_shape, stream[1].class_names[:3]
@@ -37,7 +37,7 @@ def permuted_digits(root: Path | None = None, seed: int = 1, **values: Any) -> T
     options = PermutedDigitsOptions(**values)
     train, test = digits()
     names = [str(digit) for digit in range(10)]
-    return permute("permuted-digits", train, test, names, options.tasks, options, seed)
+    return permute_pixels("permuted-digits", train, test, names, options.tasks, options, seed)
 
 
 def split_digits(root: Path | None = None, seed: int = 1, **values: Any) -> TaskStream:
@@ -50,7 +50,7 @@ def split_digits(root: Path | None = None, seed: int = 1, **values: Any) -> Task
     train, test = digits()
     groups = chunks(torch.arange(10), options.tasks)
     names = [str(digit) for digit in range(10)]
-    return deal("split-digits", train, test, groups, names, options, seed)
+    return split_classes("split-digits", train, test, groups, names, options, seed)
 
 
 def digits() -> tuple[Split, Split]:
@@ -58,10 +58,10 @@ def digits() -> tuple[Split, Split]:
     from sklearn.datasets import load_digits
 
     data = load_digits()
-    # Pixels count 0 to 16 dark dots.
+    # A pixel is a number of dark dots, from 0 to 16.
     images = torch.tensor(data.images).mul(255 / 16).round().to(torch.uint8).unsqueeze(1)
     labels = torch.tensor(data.target, dtype=torch.int64)
     order = torch.randperm(len(labels), generator=seeds.generator(0, "digits", "test"))
-    held = round(len(labels) * TEST_SHARE)
-    test, train = order[:held], order[held:]
+    count = round(len(labels) * TEST_SHARE)
+    test, train = order[:count], order[count:]
     return Split(images[train], labels[train]), Split(images[test], labels[test])

@@ -1,6 +1,6 @@
-"""Images of your own: one folder per task, in it one folder per class.
+"""A user's own images: one folder per task, with one folder per class in it.
 
-They may be whatever `classgrad.data.decoding` reads.
+`classgrad.data.decoding` says which files can be read.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ from classgrad.tasks import Split, Task, TaskStream
 
 
 class FolderOptions(BenchmarkSettings):
-    """What can be set."""
+    """Options of the benchmark."""
 
     image_size: int = Field(
         default=32, ge=2, le=1024, description="height and width images are scaled to"
@@ -41,50 +41,51 @@ def folder(path: Path, seed: int = 1, **values: Any) -> TaskStream:
     if not path.is_dir():
         raise UserError(f"'{path}' is not a folder: give one that holds a folder for each task")
     tasks, tests = [], []
-    for number, place in enumerate(_folders(path)):
-        found = _read(place, options.image_size)
-        images, labels = found.images, found.labels
-        kept, held = _divide(labels, options.test_fraction, seeds.generator(seed, "test", number))
-        names = tuple(f"{place.name}/{name}" for name in found.class_names)
-        learn, valid = options.divide(
-            Split(images[kept], labels[kept]), seeds.generator(seed, "valid", number)
+    for number, task_folder in enumerate(_folders(path)):
+        pictures = _read(task_folder, options.image_size)
+        images, labels = pictures.images, pictures.labels
+        train, test = _divide(labels, options.test_fraction, seeds.generator(seed, "test", number))
+        names = tuple(f"{task_folder.name}/{name}" for name in pictures.class_names)
+        train_split, valid = options.divide(
+            Split(images[train], labels[train]), seeds.generator(seed, "valid", number)
         )
-        # Halfway between black and white, and a usual spread of photographs.
-        view = Normalise([0.5, 0.5, 0.5], [0.25, 0.25, 0.25])
-        tasks.append(Task(number, place.name, names, learn, valid, view))
-        tests.append(options.reduce(Split(images[held], labels[held])))
+        # Halfway between black and white, and a usual standard deviation of photographs.
+        transform = Normalise([0.5, 0.5, 0.5], [0.25, 0.25, 0.25])
+        tasks.append(Task(number, task_folder.name, names, train_split, valid, transform))
+        tests.append(options.reduce(Split(images[test], labels[test])))
     return TaskStream(f"folder:{path}", tasks, tests, options=options.model_dump())
 
 
 def _folders(path: Path) -> list[Path]:
-    found = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-    if not found:
+    folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if not folders:
         raise UserError(f"'{path}' holds no folder: there must be one for each task")
-    return found
+    return folders
 
 
-def _read(place: Path, size: int) -> Pictures:
-    """Read the classes of a task: all files have to be images, and two of each class are needed."""
-    # Bad files are skipped to get hold of them: there is no switch to leave them out of a task.
-    found = read_class_folders(place, size, skip_bad=True)
-    if found.skipped:
-        raise unreadable(*found.skipped[0])
-    for name, count in zip(found.class_names, torch.bincount(found.labels).tolist(), strict=True):
+def _read(folder: Path, size: int) -> Pictures:
+    """Read the classes of a task; refuse files that are not images, and classes of one image."""
+    # skip_bad only to get the names of bad files: a benchmark has no option to leave them out.
+    pictures = read_class_folders(folder, size, skip_bad=True)
+    if pictures.skipped:
+        raise unreadable(*pictures.skipped[0])
+    counts = torch.bincount(pictures.labels).tolist()
+    for name, count in zip(pictures.class_names, counts, strict=True):
         if count < 2:
             raise UserError(
-                f"class folder '{shown(place / name)}' holds {count} image(s): at least 2 are "
+                f"class folder '{shown(folder / name)}' holds {count} image(s): at least 2 are "
                 "needed, one to learn from and one to test with"
             )
-    return found
+    return pictures
 
 
 def _divide(labels: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return the indices to learn from and to test with: at least one of each class in both."""
-    kept, held = [], []
+    """Return training and test indices, with at least one sample of each class in both."""
+    train, test = [], []
     for label in labels.unique():
-        own = (labels == label).nonzero().flatten()
-        own = own[torch.randperm(len(own), generator=generator)]
-        count = min(max(1, round(len(own) * share)), len(own) - 1)
-        held.append(own[:count])
-        kept.append(own[count:])
-    return torch.cat(kept), torch.cat(held)
+        indices = (labels == label).nonzero().flatten()
+        indices = indices[torch.randperm(len(indices), generator=generator)]
+        count = min(max(1, round(len(indices) * share)), len(indices) - 1)
+        test.append(indices[:count])
+        train.append(indices[count:])
+    return torch.cat(train), torch.cat(test)

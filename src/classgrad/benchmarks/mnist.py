@@ -1,4 +1,4 @@
-"""MNIST as streams of tasks: other orders of the pixels, and split by digits."""
+"""MNIST as streams of tasks: with permuted pixels, and split by digits."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -7,12 +7,12 @@ import torch
 from pydantic import Field
 
 from classgrad.benchmarks.options import BenchmarkSettings
-from classgrad.benchmarks.splits import chunks, deal, load_both, permute
+from classgrad.benchmarks.splits import chunks, load_both, permute_pixels, split_classes
 from classgrad.tasks import Split, TaskStream
 
 
 class PermutedMnistOptions(BenchmarkSettings):
-    """What can be set."""
+    """Options of the benchmark."""
 
     tasks: int = Field(default=10, ge=1, le=1000, description="number of tasks")
     valid_fraction: float = Field(
@@ -21,16 +21,16 @@ class PermutedMnistOptions(BenchmarkSettings):
 
 
 class SplitMnistOptions(BenchmarkSettings):
-    """What can be set."""
+    """Options of the benchmark."""
 
     tasks: Literal[1, 2, 5, 10] = Field(default=5, description="number of tasks")
 
 
 def permuted_mnist(root: Path | None = None, seed: int = 1, **values: Any) -> TaskStream:
-    """All ten digits in every task, each with its own order of the 784 pixels; the first as is."""
+    """All ten digits in every task, each with its own order of the pixels; natural in the first."""
     options = PermutedMnistOptions(**values)
     train, test = load_both("mnist", root)
-    return permute(
+    return permute_pixels(
         "permuted-mnist",
         Split(train.images, train.labels),
         Split(test.images, test.labels),
@@ -46,7 +46,7 @@ def split_mnist(root: Path | None = None, seed: int = 1, **values: Any) -> TaskS
     """Two digits in each of five tasks, in their natural order."""
     options = SplitMnistOptions(**values)
     train, test = load_both("mnist", root)
-    return deal(
+    return split_classes(
         "split-mnist",
         Split(train.images, train.labels),
         Split(test.images, test.labels),

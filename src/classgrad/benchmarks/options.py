@@ -1,4 +1,4 @@
-"""What can be set on every benchmark."""
+"""Options that all benchmarks share."""
 
 import torch
 from pydantic import Field
@@ -9,7 +9,7 @@ from classgrad.tasks import Split
 
 
 class BenchmarkSettings(Settings):
-    """Options all benchmarks share; each benchmark adds its own."""
+    """Options that all benchmarks share; each benchmark adds its own."""
 
     kind = "benchmark option"
 
@@ -19,17 +19,17 @@ class BenchmarkSettings(Settings):
     train_per_class: int | None = Field(
         default=None,
         ge=1,
-        description="at most this many training images of each class, for quick work",
+        description="at most this many training images per class, for quick runs",
     )
 
     test_per_class: int | None = Field(
         default=None,
         ge=1,
-        description="at most this many test images of each class, for quick work",
+        description="at most this many test images per class, for quick runs",
     )
 
     def reduce(self, test: Split) -> Split:
-        """Return the test data, or the first few of each class."""
+        """Return the test data, with at most `test_per_class` images per class."""
         if self.test_per_class is None:
             return test
         kept = first_of_each(test.labels, self.test_per_class)
@@ -41,15 +41,15 @@ class BenchmarkSettings(Settings):
         No class is left without a training sample.
         """
         order = torch.randperm(len(data), generator=generator)
-        held = round(len(data) * self.valid_fraction)
-        valid, train = order[:held], order[held:]
+        count = round(len(data) * self.valid_fraction)
+        valid, train = order[:count], order[count:]
         missing = ~torch.isin(data.labels[valid], data.labels[train])
         if missing.any():
-            back = missing.nonzero().flatten()
-            back = back[first_of_each(data.labels[valid][back], 1)]
-            train = torch.cat([valid[back], train])
+            moved = missing.nonzero().flatten()
+            moved = moved[first_of_each(data.labels[valid][moved], 1)]
+            train = torch.cat([valid[moved], train])
             keep = torch.ones(len(valid), dtype=torch.bool)
-            keep[back] = False
+            keep[moved] = False
             valid = valid[keep]
         if self.train_per_class is not None:
             train = train[first_of_each(data.labels[train], self.train_per_class)]

@@ -1,4 +1,4 @@
-"""Streams from one dataset: its classes dealt out to tasks, or its pixels put in other orders."""
+"""Streams from one dataset: its classes split into tasks, or its pixels permuted."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,15 +19,15 @@ def load_both(name: str, root: Path | None) -> tuple[Images, Images]:
     return data.load(name, folder, "train"), data.load(name, folder, "test")
 
 
-def only(split: Split, classes: Sequence[int]) -> Split:
-    """Keep some classes, and count their labels from 0 in the order they are given."""
+def select_classes(split: Split, classes: Sequence[int]) -> Split:
+    """Keep some classes, and number their labels from 0 in the given order."""
     position = torch.full((int(split.labels.max()) + 1 + max(classes),), -1)
     position[list(classes)] = torch.arange(len(classes))
     labels = position[split.labels]
     return Split(split.images[labels >= 0], labels[labels >= 0])
 
 
-def deal(
+def split_classes(
     name: str,
     train: Split,
     test: Split,
@@ -40,18 +40,19 @@ def deal(
     transform: Transform = unchanged,
     notes: Sequence[str] = (),
 ) -> TaskStream:
-    """Return a stream with one task for each group of classes."""
+    """Return a stream with a task for each group of classes."""
     tasks, tests = [], []
     for number, group in enumerate(groups):
-        learn, valid = options.divide(only(train, group), seeds.generator(seed, "valid", number))
+        rng = seeds.generator(seed, "valid", number)
+        train_split, valid = options.divide(select_classes(train, group), rng)
         names = tuple(class_names[label] for label in group)
         title = task_names[number] if task_names else " ".join(names)
-        tasks.append(Task(number, title, names, learn, valid, transform))
-        tests.append(options.reduce(only(test, group)))
+        tasks.append(Task(number, title, names, train_split, valid, transform))
+        tests.append(options.reduce(select_classes(test, group)))
     return TaskStream(name, tasks, tests, notes, options.model_dump())
 
 
-def permute(
+def permute_pixels(
     name: str,
     train: Split,
     test: Split,
@@ -62,18 +63,18 @@ def permute(
     *,
     notes: Sequence[str] = (),
 ) -> TaskStream:
-    """Return a stream of all classes again and again, each with its own order of pixels."""
-    learn, valid = options.divide(train, seeds.generator(seed, "valid"))
+    """Return a stream of `count` tasks with all classes, each with its own order of pixels."""
+    train_split, valid = options.divide(train, seeds.generator(seed, "valid"))
     pixels = train.images[0].numel()
     tasks = []
     for number in range(count):
-        chance = seeds.generator(seed, "permutation", number)
-        order = torch.arange(pixels) if number == 0 else torch.randperm(pixels, generator=chance)
+        rng = seeds.generator(seed, "permutation", number)
+        order = torch.arange(pixels) if number == 0 else torch.randperm(pixels, generator=rng)
         title = f"order {number + 1}"
-        tasks.append(Task(number, title, tuple(class_names), learn, valid, Permute(order)))
+        tasks.append(Task(number, title, tuple(class_names), train_split, valid, Permute(order)))
     return TaskStream(name, tasks, [options.reduce(test)] * count, notes, options.model_dump())
 
 
 def chunks(order: Tensor, count: int) -> list[list[int]]:
-    """Cut an order of classes into equal groups."""
-    return [part.tolist() for part in order.chunk(count)]
+    """Split an order of classes into equal groups."""
+    return [group.tolist() for group in order.chunk(count)]

@@ -1,4 +1,4 @@
-"""From images in [0, 1] to what a network sees; each is the same for all images of a task."""
+"""Transforms from images in [0, 1] to the inputs of a network, fixed for each task."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Permute:
-    """Put the pixels of every image in another order."""
+    """Permute the pixels of every image."""
 
     order: Tensor
 
@@ -20,7 +20,7 @@ class Permute:
 
 
 class Normalise:
-    """Pad with black, subtract a mean and divide by a deviation per channel, repeat grey to colour.
+    """Pad with black, subtract mean and divide by deviation per channel, repeat grey channels.
 
     >>> Normalise([0.5], [0.25], padding=2, channels=3)(torch.ones(1, 1, 28, 28)).shape
     torch.Size([1, 3, 32, 32])
