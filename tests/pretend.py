@@ -1,4 +1,4 @@
-"""A graphics device that is not there: tensors say they are on it, and compute on the CPU.
+"""A GPU that is not there: tensors say they are on it, and compute on the CPU.
 
 It is as strict as a real one. What a real one refuses raises here too: operations on tensors of two
 places (a number, or an index, may be on the CPU), random numbers from a generator of the CPU, and

@@ -16,7 +16,7 @@ BIRDS = ["learn", "state", "--task", "birds", "--images", "birds"]
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder with pictures, on a machine without graphics devices."""
+    """A folder with pictures, on a machine without a GPU."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     photos(tmp_path / "birds", "crow", "wren")

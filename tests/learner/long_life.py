@@ -77,7 +77,7 @@ def learn_all(method=None):
 
 
 def accuracy(learner, task):
-    """Return how many of new points of a task are told right, in per cent."""
+    """Return how many of new points of a task are classified correctly, in per cent."""
     x, y = points(task, 500, chance=2000 + task)
     found = learner.predict(x, task=f"task {task}", batch_size=len(x))
     right = [int(one.name) == int(label) for one, label in zip(found, y, strict=True)]

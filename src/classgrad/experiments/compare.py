@@ -1,11 +1,11 @@
 """Measured and published figures side by side: a row for each line of an experiment."""
 
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from classgrad.experiments.spec import Experiment
 from classgrad.runs.record import RunRecord
+from classgrad.runs.statistics import mean_std
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,7 @@ def compare(experiment: Experiment, records: Iterable[RunRecord], recipe: str) -
 def _figure(
     values: Sequence[float | None], published: float | None, experiment: Experiment | None = None
 ) -> Figure:
-    known = [value for value in values if value is not None]
-    mean = statistics.mean(known) if known and len(known) == len(values) else None
-    deviation = statistics.stdev(known) if mean is not None and len(known) > 1 else None
+    measured = mean_std(values)
+    mean, deviation = (measured.mean, measured.std) if measured else (None, None)
     repeated = experiment.repeated(mean, published) if experiment else None
     return Figure(mean, deviation, published, repeated)

@@ -8,9 +8,9 @@ from rich import box
 from rich.table import Table
 
 from classgrad.report.records import grouped, has_grown, label
-from classgrad.report.statistics import mean_std
 from classgrad.report.text import markdown_table, size
 from classgrad.runs.record import RunRecord
+from classgrad.runs.statistics import mean_std
 
 SHORT = {"no task: conf.": "conf.", "no task: proto.": "proto.", "capacity": "size"}
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from classgrad.report.page.runs import progress_of
 from classgrad.report.page.summary import Row, Section
 from classgrad.report.records import has_grown
-from classgrad.report.statistics import MeanStd
 from classgrad.report.text import duration, markdown_table, ranges, size
+from classgrad.runs.statistics import MeanStd
 
 NONE = "–"
 TASK_FREE = {
