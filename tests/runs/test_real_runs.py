@@ -38,7 +38,7 @@ def beginning(name, **options):
 @pytest.mark.parametrize("recipe", ["fast", "paper"])
 def test_cgp_learns_the_beginning_of(name, options, recipe):
     deep = name in ("five-datasets", "split-cifar100")
-    few = 4 if deep else 20 if name == "cifar100-superclass" else 40
+    few = 4 if deep else 12 if name == "cifar100-superclass" else 40
     stream = beginning(name, train_per_class=few, **options)
     values = {"batch_size": 10, "learning_rate": 0.02, "momentum": 0.8, "epochs": 1 if deep else 4}
     if name == "five-datasets":

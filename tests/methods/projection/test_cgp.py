@@ -70,7 +70,7 @@ def cgp(case: Case, **values: object) -> CGP:
 @pytest.mark.parametrize("rule", ["plain", "alg1", "joint", "official", "gpm"])
 def test_bases_equal_those_of_a_plain_svd_loop(rule: str, compat: bool) -> None:
     checked, refined, seed = 0, 0, 0
-    while checked < 200:
+    while checked < 80:
         case = random_case(seed)
         if rule == "plain":
             case = replace(case, eta=1.0)
@@ -87,8 +87,8 @@ def test_bases_equal_those_of_a_plain_svd_loop(rule: str, compat: bool) -> None:
         if rule != "gpm":
             assert guard.method.state_dict()["groups"]["0"]["group_of"] == oracle.group_of
             refined += oracle.group_of != list(range(len(oracle.group_of)))
-    assert seed < 320  # few cases hang on rounding
-    assert refined > 50 or rule in ("plain", "gpm")  # and many have classes in common groups
+    assert seed < 128  # few cases hang on rounding
+    assert refined > 20 or rule in ("plain", "gpm")  # and many have classes in common groups
 
 
 @settings(deadline=None, max_examples=40)
