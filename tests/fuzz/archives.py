@@ -37,7 +37,9 @@ def _archive(title: str, name: str, top: str, write: Callable[[Path], Path], fil
         if root.exists():
             shutil.rmtree(root)
         with _small_and_quick():
-            fetch._install(release(folder / "source"), download, folder / download.name, root, store)
+            fetch._install(
+                release(folder / "source"), download, folder / download.name, root, store
+            )
 
     def inputs(sound: bytes) -> Strategy:
         return binaries.archives((f"{top}/{file}", top), sound[:600])
