@@ -265,7 +265,9 @@ def shift(
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_vision_transformer_answers_the_first_task_as_before(method: str, optimiser: str) -> None:
+def test_a_vision_transformer_keeps_its_outputs_for_the_first_task(
+    method: str, optimiser: str
+) -> None:
     old, new = normal(2, 1, 8, 8, seed=1), normal(4, 1, 8, 8, seed=2)
     model = vision()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -310,14 +312,14 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_any_attention_layer_answers_the_first_task_as_before(options: dict[str, Any]) -> None:
+def test_any_attention_layer_keeps_its_outputs_for_the_first_task(options: dict[str, Any]) -> None:
     old, new = normal(1, 5, 8, seed=1), normal(5, 5, 8, seed=2)
     model = built(lambda: Attending(**options))
     assert shift(model, old, new, "gpm", "adamw") < 1e-6
     assert shift(built(lambda: Attending(**options)), old, new, None, "adamw") > 0.01
 
 
-def test_what_is_beside_the_matrices_stays_and_the_matrices_move() -> None:
+def test_non_matrix_parameters_stay_and_the_matrices_move() -> None:
     model = built(lambda: Attending(add_bias_kv=True))
     guard = attach(model, GPM(epsilon=0.9))
     guard.end_task([(normal(2, 5, 8), in_turn(2, 2))])

@@ -421,7 +421,9 @@ def columns() -> nn.Module:
 
 @pytest.mark.usefixtures("columns_known")
 @pytest.mark.parametrize("method", [GPM(energy=1.0), CGP(energy=1.0, correct_only=False)], ids=repr)
-def test_a_kind_of_layer_that_is_registered_answers_old_inputs_as_before(method: Projected) -> None:
+def test_a_kind_of_layer_that_is_registered_keeps_its_outputs_for_old_inputs(
+    method: Projected,
+) -> None:
     model = built(columns)
     guard = attach(model, method)
     assert [layer.name for layer in guard.layer_ranks()] == ["0[left]", "0[right]", "2"]

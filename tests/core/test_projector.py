@@ -674,7 +674,7 @@ def test_a_guarded_model_predicts_the_same_with_and_without_gradients() -> None:
         assert torch.allclose(model(x), expected, rtol=0, atol=1e-14)
 
 
-def test_parameters_beside_weights_are_named_for_the_layers_in_use() -> None:
+def test_non_matrix_parameters_are_named_for_the_layers_in_use() -> None:
     model = built(mixed)
     projector = Projector(model)
     assert projector.non_matrix_parameters(model.modules()) == [

@@ -21,7 +21,7 @@ def span(vectors: Tensor) -> np.ndarray:
 
 @settings(deadline=None, max_examples=60)
 @given(count=st.integers(0, 25), dimension=st.integers(1, 12), seed=seeds, data=st.data())
-def test_answers_are_those_of_the_full_matrix_on_both_sides(
+def test_outputs_are_those_of_the_full_matrix_on_both_sides(
     count: int, dimension: int, seed: int, data: st.DataObject
 ) -> None:
     rows = normal(count, dimension, seed=seed)

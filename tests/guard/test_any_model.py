@@ -189,7 +189,7 @@ def shift(
     dtype=st.sampled_from([torch.float32, torch.float64]),
     count=st.integers(1, 3),
 )
-def test_a_model_of_any_layers_answers_stored_inputs_as_before(
+def test_a_model_of_any_layers_keeps_its_outputs_for_stored_inputs(
     model: tuple[Callable[[], nn.Module], tuple[int, ...]],
     method: str,
     name: str,

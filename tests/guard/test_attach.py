@@ -97,7 +97,7 @@ def learn(
 @pytest.mark.parametrize("make", [perceptron, convolutional])
 @pytest.mark.parametrize("name", OPTIMISERS)
 @pytest.mark.parametrize("method", EVERYTHING)
-def test_a_second_task_is_learnt_and_the_answers_to_the_first_stay(
+def test_a_second_task_is_learnt_and_the_outputs_for_the_first_stay(
     method: str, name: str, make: Callable[[], nn.Module], kept: bool
 ) -> None:
     model = built(make).float()
@@ -116,7 +116,7 @@ def test_a_second_task_is_learnt_and_the_answers_to_the_first_stay(
 
 @pytest.mark.parametrize("make", [perceptron, convolutional])
 @pytest.mark.parametrize("name", OPTIMISERS)
-def test_without_the_guard_the_answers_move(name: str, make: Callable[[], nn.Module]) -> None:
+def test_without_the_guard_the_outputs_move(name: str, make: Callable[[], nn.Module]) -> None:
     model = built(make).float()
     optimizer = OPTIMISERS[name](model.parameters())
     learn(model, optimizer, None, 0)
@@ -133,7 +133,7 @@ def test_without_the_guard_the_answers_move(name: str, make: Callable[[], nn.Mod
     method=st.sampled_from(sorted(EVERYTHING)),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-def test_a_linear_net_answers_stored_inputs_as_before(
+def test_a_linear_net_keeps_its_outputs_for_stored_inputs(
     seed: int, depth: int, name: str, method: str, dtype: torch.dtype
 ) -> None:
     model = built(
@@ -195,7 +195,7 @@ def test_the_rank_of_every_layer_is_reported() -> None:
     ]
 
 
-def test_a_data_loader_is_gone_through_as_often_as_needed() -> None:
+def test_a_data_loader_is_iterated_as_often_as_needed() -> None:
     x, y = normal(10, 30), in_turn(10, 2)
     rng = torch.Generator().manual_seed(0)
     loader = DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True, generator=rng)
@@ -240,7 +240,7 @@ def test_what_an_earlier_task_froze_stays_frozen_after_later_ones() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_a_loader_that_can_be_gone_through_only_once_is_refused() -> None:
+def test_a_loader_that_can_be_iterated_only_once_is_refused() -> None:
     guard = attach(built(perceptron), CGP())
     with pytest.raises(UserError, match="only once"):
         guard.end_task((normal(4, 30), in_turn(4, 2)) for _ in range(2))

@@ -71,7 +71,7 @@ def test_the_loss_is_that_of_the_equations(temperature):
 
 
 @pytest.mark.parametrize(("network", "options"), KINDS)
-def test_what_is_recorded_is_what_each_old_task_answers(network, options):
+def test_recorded_are_the_outputs_of_each_old_task(network, options):
     running, task = learning_task(2, network, **options)
     net = running.net.eval()
     parts = [net(inputs(task), old) for old in range(2)]
@@ -121,7 +121,7 @@ def test_stored_statistics_are_of_the_task_at_hand_alone():
     assert all(module.training for module in running.net.modules())
 
 
-def test_old_heads_keep_their_answers_better_than_under_finetuning():
+def test_old_heads_keep_their_outputs_better_than_under_finetuning():
     drifts = []
     for method in (LwF(temperature=1), Finetune()):
         running, task = learning_task(1, method=method, width=64, **LONG)
@@ -135,13 +135,13 @@ def test_old_heads_keep_their_answers_better_than_under_finetuning():
 
 
 @pytest.mark.parametrize("options", [{}, OWN_NORMS, {"heads": "shared"}])
-def test_goes_on_in_the_middle_of_a_task(options):
+def test_resumes_in_the_middle_of_a_task(options):
     running, task = learning_task(1, **options)
     straight, stopped = interrupted(running, task, STREAM)
     assert torch.equal(straight, stopped)
 
 
-def test_answers_are_counted_while_they_are_kept_and_gone_with_the_task():
+def test_outputs_are_counted_while_they_are_kept_and_gone_with_the_task():
     running, task = learning_task(2)
     assert running.method.memory_bytes() == len(task.train) * 6 * 8
     running.method.end_task(running.net, task, torch.Generator())

@@ -210,7 +210,7 @@ def test_enormous_strength_keeps_what_tasks_share_and_leaves_the_rest_free(name,
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("name", PENALTIES)
-def test_training_goes_on_from_a_state_in_the_middle_of_a_task(name, options):
+def test_training_resumes_from_a_state_in_the_middle_of_a_task(name, options):
     running = started(name, options)
     running.learn(0)
     running.net.add_task(2)

@@ -74,7 +74,7 @@ def test_the_network_has_the_average_of_the_weights_each_task_ended_with(merge, 
         if number:
             net.add_task(task.classes)
         method.begin_task(net, task)
-        if number:  # learning goes on where the last task ended, not from the average
+        if number:  # learning continues where the last task ended, not from the average
             for name, p in net.shared_parameters().items():
                 assert torch.equal(p, own[-1][name])
         fit(net, method, [task], running.plan.training, seed=1)

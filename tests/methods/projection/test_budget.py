@@ -187,7 +187,7 @@ def test_importances_of_sgp_stay_with_their_directions() -> None:
     assert 0 < both[1][1] < 1
 
 
-def test_with_room_for_one_direction_each_a_layer_keeps_its_strongest() -> None:
+def test_with_a_budget_of_one_direction_each_a_layer_keeps_its_strongest() -> None:
     x = torch.diag(torch.tensor([1.0, 5, 3, 4, 2], dtype=torch.float64))
     model = built(lambda: TwoParts(5, 3))
     guard = attach(model, GPM(epsilon=1.0, max_basis_mb=8 * (5 + 3) / 1e6))

@@ -137,7 +137,7 @@ def test_means_of_fewer_samples_are_more_rows_with_the_damping_of_their_batch():
 
 
 @pytest.mark.parametrize("damping", [1e-2, 1e-6])
-def test_a_step_hardly_changes_the_answers_to_mean_inputs(damping):
+def test_a_step_hardly_changes_the_outputs_for_mean_inputs(damping):
     net, method = learnt_first(perceptron, damping=damping)
     order = torch.randperm(150, generator=torch.Generator().manual_seed(5))
     flat = (FIRST.train.images.double() / 255).flatten(1)

@@ -237,7 +237,7 @@ def answers(net: Network, number: int) -> Tensor:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_old_answers_weights_inside_s_and_old_scales_stay_while_new_tasks_learn(
+def test_old_outputs_weights_inside_s_and_old_scales_stay_while_new_tasks_learn(
     shared: bool, optimizer: str
 ) -> None:
     net = wide(shared)
@@ -373,7 +373,7 @@ def test_the_optimiser_has_the_scales_of_the_task_at_hand_only() -> None:
 
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_run_goes_on_from_its_states_in_the_middle_of_a_task(shared: bool, wrapped: bool) -> None:
+def test_a_run_resumes_from_its_states_in_the_middle_of_a_task(shared: bool, wrapped: bool) -> None:
     net, method = wide(shared), TRGP(epsilon=0.99, trust=0.0)
     method.wrap(net, STREAM, 1)
     learn(net, method, 0)

@@ -51,7 +51,7 @@ def test_no_reference_no_change():
 
 @pytest.mark.parametrize("heads", ["task", "shared"])
 def test_steps_of_a_network_equal_a_plain_computation(heads):
-    """The whole memory is in every batch, so its gradient needs no chance."""
+    """The whole memory is in every batch, so its gradient is not random."""
     stream, _ = permuted()
     run = learnt("agem", stream, 2, memory=24, memory_batch=1000, heads=heads)
     turned = kept = 0
@@ -134,7 +134,7 @@ def test_images_of_another_shape_go_through_the_transform_of_their_task():
     assert len(record.accuracy_matrix) == 2
 
 
-def test_state_of_the_middle_of_a_task_goes_on_alike():
+def test_state_of_the_middle_of_a_task_resumes_alike():
     stream, _ = permuted()
     run = learnt("agem", stream, 1, memory=20)
 
@@ -157,7 +157,7 @@ def test_state_of_the_middle_of_a_task_goes_on_alike():
 
 
 @pytest.mark.parametrize(("options", "least"), [({}, 3), ({"batch_norm": True}, 6)])
-def test_a_memory_without_room_for_every_task_is_refused(options, least):
+def test_a_memory_too_small_for_every_task_is_refused(options, least):
     assert learnt("agem", blobs(3), 3, memory=least, **options).record.accuracy_matrix
     with pytest.raises(UserError, match=f"memory={least - 1} .* at least {least}") as caught:
         learnt("agem", blobs(3), 0, memory=least - 1, **options)

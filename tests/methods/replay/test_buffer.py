@@ -1,4 +1,4 @@
-"""Memories of samples: what is kept, with what chance, and what a batch from them weighs."""
+"""Memories of samples: what is kept, with what probability, and what a batch from them weighs."""
 
 import itertools
 from collections import Counter
@@ -163,7 +163,7 @@ def test_every_beginning_of_a_balanced_order_is_balanced(labels, seed):
         assert_balanced(counts[present], available[present])
 
 
-def test_which_samples_are_kept_is_chance():
+def test_which_samples_are_kept_is_random():
     found = Counter()
     for seed in range(600):
         memory = EqualShares(4)

@@ -97,7 +97,7 @@ def test_past_images_come_from_the_memory_only():
 
 
 @pytest.mark.parametrize("task", [0, 1])
-def test_a_state_taken_in_the_middle_of_a_task_goes_on_alike(task):
+def test_a_state_taken_in_the_middle_of_a_task_resumes_alike(task):
     stream = blobs(2)
     run = learnt("er", stream, task, memory=30)
 

@@ -146,7 +146,7 @@ def test_one_sample_per_task_becomes_two_where_batches_have_statistics():
     assert len(run.record.accuracy_matrix) == 2
 
 
-def test_the_first_task_has_no_constraint_and_draws_no_chance():
+def test_the_first_task_has_no_constraint_and_draws_no_random_numbers():
     run = learnt("gem", blobs(2), 0)
     step = begun_step(run, 0)
     backward(run, step)
@@ -171,7 +171,7 @@ def test_bad_settings_are_refused_in_one_line(values):
     assert "\n" not in str(caught.value)
 
 
-def test_the_margin_goes_by_its_letter_too():
+def test_the_margin_goes_by_its_alias_too():
     assert GEM(gamma=0.2).margin == 0.2
 
 

@@ -211,7 +211,7 @@ def test_only_the_task_at_hand_counts_for_statistics_and_old_heads_learn(network
     assert learnt == {id(p) for p in net.parameters()}
 
 
-def test_one_head_for_all_has_labels_for_new_images_and_answers_for_exemplars():
+def test_one_head_for_all_has_labels_for_new_images_and_outputs_for_exemplars():
     running, task = learning_task(2, heads="shared")
     method, net, before = running.method, running.net, weights(running.net)
     moved(net)
@@ -250,7 +250,7 @@ def test_means_are_of_the_exemplars_and_follow_the_network(network, options):
 
 
 @pytest.mark.parametrize("options", [{}, OWN_NORMS, {"heads": "shared"}])
-def test_goes_on_in_the_middle_of_a_task(options):
+def test_resumes_in_the_middle_of_a_task(options):
     running, task = learning_task(1, **options)
     straight, stopped = interrupted(running, task, STREAM)
     assert torch.equal(straight, stopped)
@@ -264,7 +264,7 @@ def test_validation_asks_the_head_of_the_task_at_hand():
     assert not torch.equal(net(x, 0), net.heads[0](net.embed(x, 0)))
 
 
-def test_bytes_are_those_of_exemplars_means_and_answers():
+def test_bytes_are_those_of_exemplars_means_and_outputs():
     running, task = learning_task(2)
     kept = 18 * (64 + 8)  # 3 of each of 6 classes: 8 x 8 pixels and a label
     answers = (18 + len(task.train)) * 6 * 8

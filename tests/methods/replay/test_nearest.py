@@ -31,7 +31,7 @@ def test_a_case_worked_by_hand():
     assert [m.tolist() for m in net.means] == [[[1, 0], [0, 1]]]
 
 
-def test_heads_answer_in_training_and_for_tasks_without_means():
+def test_heads_predict_in_training_and_for_tasks_without_means():
     net, x = plane(), normal(4, 2)
     logits = [net.heads[task](x) for task in range(2)]
     assert all(torch.equal(net.eval()(x, task), logits[task]) for task in range(2))

@@ -222,7 +222,7 @@ def test_old_weights_stay_within_the_penalties_whatever_the_optimiser(optimiser)
         assert (theta - before[name]).abs().max() <= 0.001 + 0.005 + 1e-12
 
 
-def test_answers_for_old_tasks_hardly_change_and_without_a_price_not_at_all():
+def test_outputs_for_old_tasks_hardly_change_and_without_a_price_not_at_all():
     x = STREAM[0].transform(STREAM.test(0).unit_images(torch.arange(8), torch.float64))
     drift = {}
     for sparsity in (0.0, 6e-4):
@@ -388,7 +388,7 @@ def test_capacity_counted_by_hand():
     assert len(layer.own[1].value) == 0
 
 
-def test_a_state_from_the_middle_of_a_task_goes_on_alike():
+def test_a_state_from_the_middle_of_a_task_resumes_alike():
     running = start()
     running.learn(0)
     learn(running, 1)  # not ended
@@ -419,7 +419,7 @@ def test_a_state_from_the_middle_of_a_task_goes_on_alike():
             assert torch.equal(left.value, right.value)
 
 
-def test_networks_with_convolutions_keep_old_answers():
+def test_networks_with_convolutions_keep_old_outputs():
     running = start(stream=SMALL, network="lenet5", epochs=1)
     running.learn(0)
     before = thetas(running, 0)

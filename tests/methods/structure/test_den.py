@@ -58,7 +58,7 @@ def rng(seed=0):
 
 
 @pytest.mark.parametrize(("network", "stream", "options"), NETWORKS)
-def test_new_units_leave_the_answers_for_old_tasks_bit_for_bit(network, stream, options):
+def test_new_units_leave_the_outputs_for_old_tasks_bit_for_bit(network, stream, options):
     net = growing(network, stream, **options).float()
     before, now = answers(net, stream, 0), answers(net, stream, 1)
     old = width(net)
@@ -162,7 +162,7 @@ def two_islands():
     "optimiser",
     [{"momentum": 0.9}, {"weight_decay": 0.1}, {"optimizer": "adamw", "weight_decay": 0.1}],
 )
-def test_old_answers_keep_their_bits_when_disjoint_units_are_retrained(optimiser):
+def test_old_outputs_keep_their_bits_when_disjoint_units_are_retrained(optimiser):
     net, method = two_islands()
     before, start = answers(net, FLAT, 0), copy.deepcopy(net)
     method._task, method._round = 1, "head"
@@ -216,7 +216,7 @@ def test_parameters_counted_by_hand():
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_norm": True, "norm": "stored"}])
-def test_a_split_restores_the_old_unit_and_the_task_goes_on_with_the_copy(options):
+def test_a_split_restores_the_old_unit_and_the_task_continues_with_the_copy(options):
     net = growing(width=5, **options)
     before = answers(net, FLAT, 0)
     old = {f"trunk.{n}": p.detach().clone() for n, p in net.trunk.named_parameters()}

@@ -256,7 +256,7 @@ OLD_ANSWERS = [
 
 
 @pytest.mark.parametrize(("network", "stream", "options"), OLD_ANSWERS)
-def test_old_answers_keep_their_bits_through_two_more_tasks(network, stream, options):
+def test_old_outputs_keep_their_bits_through_two_more_tasks(network, stream, options):
     training = {"epochs": 2, "batch_size": 4, "learning_rate": 0.05, "warmup": 0}
     plan = make_plan(stream, "hat", network=network, values={**training, **options})
     running = Run(plan, stream)

@@ -46,7 +46,7 @@ def answers(net, stream, task):
 
 
 @pytest.mark.parametrize(("network", "options"), CASES)
-def test_old_answers_keep_their_bits(network, options):
+def test_old_outputs_keep_their_bits(network, options):
     stream = FLAT if network == "mlp" else IMAGES
     running = start(network, share=0.1 if network == "alexnet5" else 0.3, stream=stream, **options)
     running.learn(0)
@@ -72,7 +72,7 @@ def test_old_answers_keep_their_bits(network, options):
         {"schedule": "plateau"},
     ],
 )
-def test_old_answers_keep_their_bits_with_every_optimiser(optimiser):
+def test_old_outputs_keep_their_bits_with_every_optimiser(optimiser):
     running = start(batch_norm=True, norm="stored", dropout=0.2, **optimiser)
     running.learn(0)
     running.learn(1)
@@ -227,7 +227,7 @@ def test_columns_start_from_different_weights():
     assert 0 < joined.scalars.item() < 0.1
 
 
-def test_a_network_resumed_from_its_state_goes_on_alike():
+def test_a_network_resumes_alike_from_its_state():
     left, right = start(norm="stored", batch_norm=True), start(norm="stored", batch_norm=True)
     left.learn(0)
     left.learn(1)

@@ -95,7 +95,7 @@ def test_the_controller_finds_the_best_widths():
         ("lenet5", IMAGES, {"trials": 1}),
     ],
 )
-def test_old_weights_and_old_answers_keep_their_bits(network, stream, values):
+def test_old_weights_and_old_outputs_keep_their_bits(network, stream, values):
     running = start(network, stream, **values)
     x = stream.test(0).unit_images(slice(0, 8))
     running.learn(0)

@@ -45,7 +45,7 @@ def test_every_task_is_learnt_as_by_finetune_on_its_own(network, stream, options
         alone.add_task(task.classes)
         head = alone.heads[0]
         initialise(head, generator(1, "head", task.id))
-        # The loop names its chance by the task, so the task keeps its number; so does the head.
+        # The loop names its rng by the task, so the task keeps its number; so does the head.
         alone.heads.extend([head] * task.id)
         alone.select = lambda task: None  # a network of one task has the norms of one
         fit(alone, Finetune(), [task], plan.training, seed=1)
