@@ -84,7 +84,7 @@ def test_recorded_are_the_outputs_of_each_old_task(network, options):
 def test_nothing_is_pulled_as_long_as_nothing_has_moved(network, options):
     running, task = learning_task(2, network, **options)
     plain = copy.deepcopy(running)
-    plain.method = Finetune()
+    plain.session.method = Finetune()
     if "dropout" in options:  # the pass of the current task has it: the same in both
         for each in (running, plain):
             each.net.set_generator(torch.Generator().manual_seed(0))

@@ -12,6 +12,7 @@ from classgrad.errors import UserError
 from classgrad.methods import OWM
 from classgrad.methods.projection.owm import ShrinkingProjection, mean_rows, woodbury_update
 from classgrad.networks import Network, TaskBatchNorm, build
+from classgrad.networks.shard import Shard
 from classgrad.runs.run import run
 from oracles.models import built, normal
 from oracles.shrinking import closed, layer_inputs, learnt, rows_of
@@ -397,7 +398,7 @@ def test_inputs_too_large_for_the_damping_are_refused_in_one_line():
     net, method = wrapped(perceptron, damping=1e-8)
     large = {(net.trunk[1], 0): 20 * [1e8 * normal(64, net.trunk[1].in_features)]}
     with pytest.raises(UserError, match="layer '1' has inputs too large for damping=1e-08"):
-        method._learn(large, 1.0, mean_of=1)
+        method._learn(large, 1.0, 1, Shard(64, 0, 64))
 
 
 @pytest.mark.parametrize("count", [1, 5, 12, 40])
