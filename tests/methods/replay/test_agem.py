@@ -147,6 +147,7 @@ def test_state_of_the_middle_of_a_task_resumes_alike():
 
     go(run, range(3))
     again = copy.copy(run)
+    again.session = copy.copy(run.session)
     again.session.net, again.session.method = copy.deepcopy(run.net), run.method.replace()
     again.method.wrap(again.net, stream, 1)
     again.method.load_state_dict(run.method.state_dict(), again.net)

@@ -113,6 +113,7 @@ def test_a_state_taken_in_the_middle_of_a_task_resumes_alike(task):
     assert 0 < run.method._memory.seen - 48 * task < 48
     state = copy.deepcopy(run.method.state_dict())
     again = copy.copy(run)
+    again.session = copy.copy(run.session)
     again.session.net, again.session.method = copy.deepcopy(run.net), run.method.replace()
     again.method.wrap(again.net, stream, 1)
     again.method.load_state_dict(state, again.net)
