@@ -157,7 +157,7 @@ def test_without_the_package_one_line_says_what_to_install(call, tmp_path, monke
     code, out, err = call(*WORDS)
     assert (code, out) == (2, "")
     assert err == (
-        "classgrad: --tensorboard needs a package that is not installed: pip install "
+        "classgrad: TensorBoard curves need a package that is not installed: pip install "
         "'classgrad[tensorboard]'\n"
     )
     assert not list(tmp_path.iterdir())
