@@ -1,4 +1,4 @@
-"""What one process does alone, how batches are split, and what is said when a process is gone."""
+"""What one process does alone, how batches are split, and the message when a process is gone."""
 
 import pytest
 import torch
