@@ -93,7 +93,7 @@ def parse_names(only: str | None, quick: bool) -> list[str]:
 def run_measurements(names: list[str], quick: bool, console: "Console") -> "dict[str, list[Row]]":
     """Run the measurements with a progress bar."""
     from benchmarks.timing import Bench
-    from classgrad.report.bar import bar
+    from classgrad.report.text import bar
 
     rows: dict[str, list[Row]] = {}
     total = sum(MEASUREMENTS[name] for name in names)

@@ -20,8 +20,8 @@ from torch import Tensor
 from benchmarks.machine import describe_machine
 from classgrad import seeds
 from classgrad.cli import fail
+from classgrad.cli.options import DataDir
 from classgrad.cli.run import progress_bar
-from classgrad.cli.words import DataDir
 from classgrad.core.layers import sites, tap
 from classgrad.errors import UserError
 from classgrad.experiments import spec as experiments

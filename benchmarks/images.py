@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from classgrad.benchmarks.base import Normalise
 from classgrad.benchmarks.cifar import DEVIATION, MEAN
-from classgrad.benchmarks.transforms import Normalise
 from classgrad.tasks import Split, Task, TaskStream
 
 CLASSES = 10

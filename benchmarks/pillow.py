@@ -7,7 +7,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from classgrad.data.operations import STANDARD
+from classgrad.data.augmix import STANDARD
 
 # (image, level 0 to 10, sign 1 or -1) -> image
 Operation = Callable[[Image.Image, float, int], Image.Image]

@@ -19,7 +19,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from classgrad.cli.experiment_tables import measured
+from classgrad.cli.experiments import measured
 from classgrad.experiments import spec as experiments
 from classgrad.experiments.compare import compare
 from classgrad.report.terminal import markdown

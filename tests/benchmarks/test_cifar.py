@@ -6,7 +6,7 @@ import torch
 
 from classgrad import benchmarks
 from classgrad.benchmarks import cifar
-from classgrad.cli.hints import error_message
+from classgrad.cli.options import error_message
 from classgrad.data import Images
 from classgrad.errors import UserError
 

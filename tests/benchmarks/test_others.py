@@ -9,7 +9,7 @@ import torch
 
 from classgrad import benchmarks
 from classgrad.benchmarks import five, mnist
-from classgrad.benchmarks.transforms import Normalise, Permute
+from classgrad.benchmarks.base import Normalise, Permute
 from classgrad.data import Images
 
 ROOT = os.environ.get("CLASSGRAD_DATA")

@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 from safetensors.torch import load, load_file
 
 from classgrad.checkpoints import BadCheckpoint
-from classgrad.checkpoints.encoding import DEEPEST, decode, encode
-from classgrad.checkpoints.manifest import parse_json
-from classgrad.checkpoints.tensors import DTYPES, file_pieces, from_file, from_storage
+from classgrad.checkpoints.encoding import (
+    DEEPEST,
+    DTYPES,
+    decode,
+    encode,
+    file_pieces,
+    from_file,
+    from_storage,
+)
+from classgrad.checkpoints.files import parse_json
 from states import content, example, same
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from classgrad import UserError, __version__
-from classgrad.checkpoints import BadCheckpoint, Store, files, schema
-from classgrad.checkpoints.manifest import Manifest, parse_manifest
+from classgrad.checkpoints import BadCheckpoint, Store, files
+from classgrad.checkpoints.files import Manifest, parse_manifest
 from states import example, same
 
 DATA = Path(__file__).parent / "data"
@@ -238,7 +238,7 @@ def test_a_manifest_that_is_none_is_found(two, content):
 def test_a_manifest_that_says_something_impossible_is_found(two, parts, monkeypatch):
     path = two / "000002" / "manifest.json"
     content = {"schema": 1, "code": "0", "counter": 2, "files": {}, **parts}
-    monkeypatch.setattr("classgrad.checkpoints.manifest.asdict", lambda manifest: content)
+    monkeypatch.setattr("classgrad.checkpoints.files.asdict", lambda manifest: content)
     path.write_bytes(Manifest(1, "0", 2, {}).to_json())
     loads_the_one_before(two)
 
@@ -621,31 +621,31 @@ def test_a_stored_checkpoint_of_schema_1_stays_readable():
 
 
 def test_there_is_a_migration_and_a_stored_checkpoint_for_every_older_schema():
-    assert list(schema.MIGRATIONS) == list(range(1, schema.SCHEMA_VERSION))
-    stored = {f"schema-{version}" for version in range(1, schema.SCHEMA_VERSION + 1)}
+    assert list(files.MIGRATIONS) == list(range(1, files.SCHEMA_VERSION))
+    stored = {f"schema-{version}" for version in range(1, files.SCHEMA_VERSION + 1)}
     assert {path.name for path in DATA.iterdir() if path.is_dir()} == stored
 
 
 def test_older_schemas_are_migrated_step_by_step(monkeypatch):
-    monkeypatch.setattr(schema, "SCHEMA_VERSION", 3)
+    monkeypatch.setattr(files, "SCHEMA_VERSION", 3)
     steps = {
         1: lambda state: {**state, "done": "from 1"},
         2: lambda state: {**state, "done": state["done"] + " to 2 to 3"},
     }
-    monkeypatch.setattr(schema, "MIGRATIONS", steps)
+    monkeypatch.setattr(files, "MIGRATIONS", steps)
     loaded = Store(DATA / "schema-1").load()
     assert same(loaded.state, {**example(1), "done": "from 1 to 2 to 3"})
 
 
 def test_what_is_saved_has_the_present_schema_and_is_not_migrated(store, monkeypatch):
-    monkeypatch.setattr(schema, "SCHEMA_VERSION", 2)
-    monkeypatch.setattr(schema, "MIGRATIONS", {1: lambda state: {}})
+    monkeypatch.setattr(files, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(files, "MIGRATIONS", {1: lambda state: {}})
     store.save(example(1))
     assert same(store.load().state, example(1))
 
 
 def test_a_newer_schema_is_refused_and_the_one_before_is_not_used(two, monkeypatch):
-    monkeypatch.setattr(schema, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(files, "SCHEMA_VERSION", 2)
     monkeypatch.setattr(files, "__version__", "0.9.0")
     Store(two).save(example(3))
     monkeypatch.undo()

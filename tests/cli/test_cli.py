@@ -230,7 +230,7 @@ def test_several_seeds_are_run_and_averaged(call, tmp_path):
 
 
 def test_all_methods_is_every_method_of_the_table():
-    from classgrad.cli.words import make_plans
+    from classgrad.cli.options import make_plans
     from classgrad.methods import METHODS
 
     plans = make_plans("split-digits", "all", None, "fast", 1, {})

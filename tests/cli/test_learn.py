@@ -444,11 +444,11 @@ def test_wrong_input_is_one_line_code_2_nothing_written(call, learnt, case):
 
 
 def test_a_newer_state_and_that_of_a_run_are_refused(call, learnt, monkeypatch):
-    from classgrad.checkpoints import CheckpointManager, schema
+    from classgrad.checkpoints import CheckpointManager, files
 
     CheckpointManager(learnt / "run").save({"plan": {}})
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "SCHEMA_VERSION", 99)
+        patch.setattr(files, "SCHEMA_VERSION", 99)
         CheckpointManager(learnt / "state").save({"kind": "learner"})
     before = everything_in(learnt)
     for folder, message in (("state", "has schema 99, newer than"), ("run", "the state of a run")):

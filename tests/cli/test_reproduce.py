@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from classgrad.checkpoints.lock import start_of
-from classgrad.cli import live
+from classgrad.cli import experiments
 from classgrad.experiments.executors import local
 from classgrad.runs.record import RunRecord
 from commands import refused, started
@@ -146,7 +146,7 @@ def test_asked_to_stop_it_saves_and_the_same_command_goes_on(call, tmp_path, mon
             signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(live.LineDisplay, "tick", stop_when_saved)
+        patch.setattr(experiments.LineDisplay, "tick", stop_when_saved)
         code, out, err = call(*SWEEP)
     assert code == 143
     assert err == "classgrad: stopped; the same command resumes it\n"

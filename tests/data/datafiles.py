@@ -12,7 +12,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from classgrad.data import DATASETS, Dataset, Split, load
-from classgrad.data.images import checksums
+from classgrad.data.datasets import checksums
 
 
 class OldPickle:

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from benchmarks.pillow import OPERATIONS as PILLOW
 from benchmarks.pillow import to_pillow
-from classgrad.data.augmix import augmix, crop, dirichlet, flip
-from classgrad.data.operations import ALL, OPERATIONS, STANDARD
+from classgrad.data.augmix import ALL, OPERATIONS, STANDARD, augmix, crop, dirichlet, flip
 from classgrad.errors import UserError
 
 GREY, COLOUR, TINY = (1, 28, 28), (3, 32, 32), (1, 8, 8)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from classgrad.cli.hints import error_message
+from classgrad.cli.options import error_message
 from classgrad.data import DATASETS, Images, load
 from classgrad.data import cifar as reader
-from classgrad.data.files import Missing
+from classgrad.data.datasets import Missing
 from classgrad.errors import UserError
 from data.datafiles import (
     OldPickle,

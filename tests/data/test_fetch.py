@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 
 from classgrad.data import DATASETS, Download, load
+from classgrad.data import fetch as fetching
 from classgrad.data import notmnist as letters
-from classgrad.data import unpack as unpacking
 from classgrad.data.fetch import fetch
 from classgrad.errors import UserError
 from data.datafiles import as_release, cifar100, idx, notmnist
@@ -297,7 +297,7 @@ def test_an_archive_of_other_content_is_refused(server, tmp_path, damage, match)
 
 
 def test_what_unpacks_without_end_is_stopped(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(unpacking, "MAX_UNPACKED", 2**20)
+    monkeypatch.setattr(fetching, "MAX_UNPACKED", 2**20)
     files = cifar_files(tmp_path)
     data = as_release("cifar100", tmp_path / "source")
     content = tar({"padding": bytes(2**21), **files})
@@ -306,7 +306,7 @@ def test_what_unpacks_without_end_is_stopped(server, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["other", "cifar-100-python/train"])
 def test_a_member_that_announces_any_size_is_not_waited_for(server, tmp_path, monkeypatch, name):
-    monkeypatch.setattr(unpacking, "MAX_UNPACKED", 2**20)
+    monkeypatch.setattr(fetching, "MAX_UNPACKED", 2**20)
     cifar_files(tmp_path)
     data = as_release("cifar100", tmp_path / "source")
     member = tarfile.TarInfo(name)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from classgrad.data import DATASETS, data_dir, load
-from classgrad.data.check import check
+from classgrad.data.loading import check
 from classgrad.errors import UserError, shown
 from data.datafiles import WRITERS, as_release, idx, notmnist
 
@@ -144,7 +144,7 @@ def test_the_table_is_consistent():
 
 def test_importing_is_light():
     code = (
-        "import sys, classgrad.data, classgrad.data.check, classgrad.data.fetch; "
+        "import sys, classgrad.data, classgrad.data.loading, classgrad.data.fetch; "
         "print([name for name in ('scipy', 'PIL', 'pooch', 'requests', 'rich') "
         "if name in sys.modules])"
     )

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from PIL import Image
 
-from classgrad.cli.hints import error_message
+from classgrad.cli.options import error_message
 from classgrad.data import DATASETS, load
 from classgrad.data import notmnist as reader
 from classgrad.errors import UserError

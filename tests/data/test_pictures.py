@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from classgrad.data import decoding
+from classgrad.data import pictures as reading
 from classgrad.data.pictures import (
     as_pictures,
     read_class_folders,
@@ -273,7 +273,7 @@ def test_who_stops_does_not_wait_for_the_rest(tmp_path, monkeypatch):
     def stop(done, total):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(decoding, "_attempt", read_slowly)
+    monkeypatch.setattr(reading, "_attempt", read_slowly)
     with pytest.raises(KeyboardInterrupt):
         read_class_folders(tmp_path, 2, progress=stop)
     assert 0 < len(begun) < 100

@@ -9,7 +9,7 @@ import torch
 
 from classgrad.data import DATASETS, SPLITS, load
 from classgrad.data.cifar import superclasses
-from classgrad.data.files import Missing
+from classgrad.data.datasets import Missing
 from classgrad.errors import UserError
 
 ROOT = os.environ.get("CLASSGRAD_DATA")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from classgrad.cli.hints import error_message
+from classgrad.cli.options import error_message
 from classgrad.data import DATASETS, load
 from classgrad.data import svhn as reader
 from classgrad.errors import UserError

@@ -1,5 +1,6 @@
 """The command line on several processes: stopped, gone on with by others, killed, refused."""
 
+import importlib
 import json
 from datetime import timedelta
 from unittest import mock
@@ -8,8 +9,7 @@ import pytest
 from torch import distributed
 
 import classgrad
-from classgrad.distributed import speaker
-from classgrad.distributed.speaker import Speaker
+from classgrad.distributed.world import Speaker
 from classgrad.runs import run as runs
 from distributed import processes
 
@@ -90,7 +90,8 @@ def test_wrong_words_are_said_once_on_a_machine_and_other_commands_are_refused(c
 
 
 def test_one_speaks_for_a_main_process_that_does_not(monkeypatch):
-    monkeypatch.setattr(speaker, "PATIENCE", timedelta(seconds=0.01))
+    world = importlib.import_module("classgrad.distributed.world")  # not the function
+    monkeypatch.setattr(world, "PATIENCE", timedelta(seconds=0.01))
     store = distributed.HashStore()
     assert [Speaker(rank, 4, store).speaks() for rank in (2, 1, 3)] == [True, False, False]
 

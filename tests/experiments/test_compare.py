@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from classgrad.cli.experiment_tables import comparison
+from classgrad.cli.experiments import comparison
 from classgrad.experiments import spec as experiments
 from classgrad.experiments.compare import compare
 from classgrad.runs.record import RunRecord

@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 from classgrad.data import DATASETS, Dataset, fetch
-from classgrad.data.unpack import unpack
+from classgrad.data.fetch import unpack
 from data import datafiles
 from fuzz import binaries
 from fuzz.target import Strategy, Target
@@ -51,7 +51,7 @@ def _archive(title: str, name: str, top: str, write: Callable[[Path], Path], fil
 def _small_and_quick() -> Iterator[None]:
     """Have test sets of one image per letter, and do not wait for the disk or for huge members."""
     with (
-        mock.patch("classgrad.data.unpack.MAX_UNPACKED", 2**20),
+        mock.patch("classgrad.data.fetch.MAX_UNPACKED", 2**20),
         mock.patch("classgrad.data.notmnist.TEST_PER_LETTER", 1),
         mock.patch("os.fsync"),
         mock.patch("os.sync"),

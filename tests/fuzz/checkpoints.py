@@ -10,8 +10,7 @@ import torch
 
 from classgrad.checkpoints import CheckpointManager, Lock
 from classgrad.checkpoints.errors import raising_bad_checkpoint
-from classgrad.checkpoints.files import MANIFEST, STATE, TENSORS
-from classgrad.checkpoints.manifest import Entry, Manifest, parse_manifest
+from classgrad.checkpoints.files import MANIFEST, STATE, TENSORS, Entry, Manifest, parse_manifest
 from classgrad.learner.drift import Reference
 from classgrad.methods import GPM
 from classgrad.runs.run import Run

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from classgrad.cli import show as cli_show
-from classgrad.cli.experiment_tables import comparison, plan_table
+from classgrad.cli.experiments import comparison, plan_table
 from classgrad.experiments import spec as experiments
 from classgrad.experiments.compare import compare
 from classgrad.experiments.jobs import jobs_of_experiments

@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from classgrad import Learner
+from classgrad.checkpoints.files import SCHEMA_VERSION
 from classgrad.checkpoints.manager import FOLDER
-from classgrad.checkpoints.schema import SCHEMA_VERSION
 from classgrad.methods import METHODS
 from learner.stored_states import DATA, PREDICTED, points, told
 

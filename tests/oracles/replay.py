@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from classgrad.benchmarks.transforms import Permute
+from classgrad.benchmarks.base import Permute
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
 from classgrad.tasks import Split, TaskStream, Transform

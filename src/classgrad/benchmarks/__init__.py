@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from classgrad.benchmarks.base import BenchmarkSettings
 from classgrad.benchmarks.cifar import (
     SplitCifar100Options,
     SuperclassOptions,
@@ -25,7 +26,6 @@ from classgrad.benchmarks.mnist import (
     permuted_mnist,
     split_mnist,
 )
-from classgrad.benchmarks.options import BenchmarkSettings
 from classgrad.errors import UserError, unknown
 from classgrad.tasks import TaskStream
 

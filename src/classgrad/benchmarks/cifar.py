@@ -8,9 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from classgrad import seeds
-from classgrad.benchmarks.options import BenchmarkSettings
-from classgrad.benchmarks.splits import chunks, load_both, split_classes
-from classgrad.benchmarks.transforms import Normalise
+from classgrad.benchmarks.base import BenchmarkSettings, Normalise, chunks, load_both, split_classes
 from classgrad.data.cifar import superclasses
 from classgrad.tasks import Split, TaskStream
 

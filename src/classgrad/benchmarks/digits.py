@@ -7,8 +7,7 @@ import torch
 from pydantic import Field
 
 from classgrad import seeds
-from classgrad.benchmarks.options import BenchmarkSettings
-from classgrad.benchmarks.splits import chunks, permute_pixels, split_classes
+from classgrad.benchmarks.base import BenchmarkSettings, chunks, permute_pixels, split_classes
 from classgrad.tasks import Split, TaskStream
 
 # Test images are the same for all seeds, so that runs are comparable.

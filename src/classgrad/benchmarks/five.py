@@ -5,9 +5,7 @@ from typing import Any
 
 from classgrad import data, seeds
 from classgrad.benchmarks import cifar
-from classgrad.benchmarks.options import BenchmarkSettings
-from classgrad.benchmarks.splits import load_both
-from classgrad.benchmarks.transforms import Normalise
+from classgrad.benchmarks.base import BenchmarkSettings, Normalise, load_both
 from classgrad.tasks import Split, Task, TaskStream
 
 

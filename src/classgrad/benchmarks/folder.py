@@ -1,6 +1,6 @@
 """A user's own images: one folder per task, with one folder per class in it.
 
-`classgrad.data.decoding` says which files can be read.
+`classgrad.data.pictures` says which files can be read.
 """
 
 from pathlib import Path
@@ -11,8 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from classgrad import seeds
-from classgrad.benchmarks.options import BenchmarkSettings
-from classgrad.benchmarks.transforms import Normalise
+from classgrad.benchmarks.base import BenchmarkSettings, Normalise
 from classgrad.data.pictures import Pictures, read_class_folders, unreadable
 from classgrad.errors import UserError, shown
 from classgrad.tasks import Split, Task, TaskStream

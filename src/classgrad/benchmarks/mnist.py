@@ -6,8 +6,13 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from classgrad.benchmarks.options import BenchmarkSettings
-from classgrad.benchmarks.splits import chunks, load_both, permute_pixels, split_classes
+from classgrad.benchmarks.base import (
+    BenchmarkSettings,
+    chunks,
+    load_both,
+    permute_pixels,
+    split_classes,
+)
 from classgrad.tasks import Split, TaskStream
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from classgrad.checkpoints.errors import BadCheckpoint
-from classgrad.checkpoints.manifest import parse_json
+from classgrad.checkpoints.files import parse_json
 from classgrad.errors import UserError, shown
 from classgrad.files import make_folder
 

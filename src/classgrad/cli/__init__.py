@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 import typer
 
-from classgrad.cli import data, export, info, learn, predict, report, reproduce, run, show, watch
-from classgrad.cli.hints import HINTS, error_message
+from classgrad.cli import data, info, learn, predict, report, reproduce, run, show
+from classgrad.cli.options import HINTS, error_message
 from classgrad.errors import Stopped, UserError, shown
 
 
@@ -38,11 +38,11 @@ app = typer.Typer(
 app.command(epilog=run.EXAMPLES)(run.run)
 app.command("list", epilog=show.LIST_EXAMPLES)(show.list_tables)
 app.command(epilog=show.SHOW_EXAMPLES)(show.show)
-app.command(epilog=report.EXAMPLES)(report.report)
-app.command(epilog=watch.EXAMPLES)(watch.watch)
+app.command(epilog=report.REPORT_EXAMPLES)(report.report)
+app.command(epilog=report.WATCH_EXAMPLES)(report.watch)
 for group in (reproduce.app, learn.app, predict.app, info.app):
     app.registered_commands += group.registered_commands
-app.command(epilog=export.EXAMPLES)(export.export)
+app.command(epilog=info.EXPORT_EXAMPLES)(info.export)
 app.add_typer(data.app, name="data")
 
 

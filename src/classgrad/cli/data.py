@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from classgrad.cli.hints import error_message, with_hint
+from classgrad.cli.options import error_message, with_hint
 from classgrad.errors import UserError
 
 if TYPE_CHECKING:
-    from classgrad.data.check import Report
+    from classgrad.data.loading import Report
 
 app = typer.Typer(
     help="List, check and download the datasets of the benchmarks.", no_args_is_help=True
@@ -85,7 +85,7 @@ def check(name: Name, data_dir: Folder = None, as_json: AsJson = False) -> None:
     from rich.table import Table
 
     from classgrad.data import data_dir as resolve
-    from classgrad.data.check import check as check_dataset
+    from classgrad.data.loading import check as check_dataset
 
     root = resolve(data_dir)
     reports = []

@@ -1,4 +1,4 @@
-"""The command info: what a learner has learnt and how much more it can; also printed by learn."""
+"""The commands info and export: what a learner has learnt, and one task of it as a file."""
 
 import json
 from collections.abc import Sequence
@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from classgrad.cli.state import State
+from classgrad.cli.state import State, load_learner, print_warnings
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from classgrad.learner.forecast import LayerForecast
     from classgrad.learner.info import Info
     from classgrad.learner.learner import Learner
-    from classgrad.learner.learnt import LearntTask
+    from classgrad.learner.learnt import LayerForecast, LearntTask
 
 app = typer.Typer()
 
@@ -111,7 +110,7 @@ def rank_table(layers: "Sequence[LayerForecast]") -> "Table":
 def free_rank_line(layers: "Sequence[LayerForecast]") -> str:
     """Say which layer will be full first, and after how many more classes.
 
-    >>> from classgrad.learner.forecast import LayerForecast
+    >>> from classgrad.learner.learnt import LayerForecast
     >>> free_rank_line([LayerForecast("a", 20, 5, None), LayerForecast("b", 30, 6, 8)])
     'about 8 more classes, then layer b is full: 6 of 30 directions are in use'
     """
@@ -146,3 +145,39 @@ def print_task(console: "Console", learner: "Learner", task: str, folder: Path, 
     ]
     for title, text in lines:
         console.print(f"{title:<10} {text}", soft_wrap=True)
+
+
+EXPORT_EXAMPLES = (
+    "Examples: classgrad export state --task birds -o birds.pt2 | "
+    "classgrad export state --task birds -o birds.pt2 --model mine:trunk --force"
+)
+
+
+def export(
+    state: Annotated[Path, typer.Argument(help="Folder of the learner.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: NAME.pt2.")],
+    task: Annotated[
+        str | None, typer.Option(help="The task; optional if there is only one.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME", help="Function or class that makes the trunk, if it is your own."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write one task of a learner to a file that torch.export.load reads, without classgrad.
+
+    The exported program takes images in [0, 1] and returns the probabilities of the task's classes.
+    """
+    from rich.console import Console
+
+    from classgrad.learner.export import export as write
+    from classgrad.learner.export import refuse_place
+
+    refuse_place(out, force)
+    learner = load_learner(state, model)
+    print_warnings(Console(stderr=True), learner)
+    write(learner, out, task, force=force)
+    print(out)

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from classgrad.cli.hints import resumed_without_fresh
+from classgrad.cli.options import (
+    Device,
+    SaveMinutes,
+    SaveSteps,
+    parse_settings,
+    resumed_without_fresh,
+)
 from classgrad.cli.state import (
     LearnerOptions,
     Model,
@@ -17,7 +23,6 @@ from classgrad.cli.state import (
     load_or_create,
     print_warnings,
 )
-from classgrad.cli.words import Device, SaveMinutes, SaveSteps, parse_settings
 from classgrad.errors import UserError
 
 if TYPE_CHECKING:
@@ -116,7 +121,7 @@ def learn(
 def read_images(console: "Console", images: Path, learner: "Learner", skip_bad: bool) -> "Pictures":
     """Read the folders of classes, and warn of skipped files, single images and single classes."""
     from classgrad.data.pictures import read_class_folders
-    from classgrad.report.bar import bar
+    from classgrad.report.text import bar
 
     with bar(console, "images") as move:
         pictures = read_class_folders(
@@ -155,7 +160,7 @@ def learn_task(
 ) -> None:
     """Learn or resume a task with a progress bar, and save the learner."""
     from classgrad.learner.learner import unfinished_state
-    from classgrad.report.bar import bar
+    from classgrad.report.text import bar
     from classgrad.training.loop import Progress
 
     unfinished = None if fresh else unfinished_state(checkpoints, len(learner.tasks))

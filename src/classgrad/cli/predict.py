@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from classgrad.cli.options import Device
 from classgrad.cli.state import Model, SkipBad, State, load_learner, print_warnings
-from classgrad.cli.words import Device
 from classgrad.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def predict(
     from rich.console import Console
 
     from classgrad.data.pictures import read_pictures
-    from classgrad.report.bar import bar
+    from classgrad.report.text import bar
 
     if as_json and as_csv:
         raise UserError("--json and --csv contradict each other: give one of them")

@@ -1,4 +1,4 @@
-"""The command report: compare runs on one HTML page."""
+"""The commands report and watch: runs compared on an HTML page, written once or kept up to date."""
 
 import os
 import sys
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from classgrad.errors import UserError, shown
+from classgrad.errors import Stopped, UserError, shown
 
 if TYPE_CHECKING:
     from classgrad.report.page.summary import PublishedLine, Section
     from classgrad.runs.record import RunRecord
 
-EXAMPLES = (
+
+REPORT_EXAMPLES = (
     "Examples: classgrad report runs | classgrad report results/permuted-digits -o digits.html "
     "--against cgp | classgrad report runs/* --markdown table.md --csv table.csv --pictures images"
 )
@@ -87,6 +88,47 @@ def report(
     print(f"page      {out}", file=stream)
 
 
+WATCH_EXAMPLES = (
+    "Examples: classgrad watch runs | classgrad watch runs --open | "
+    "classgrad watch runs/split-cifar100-* --port 9000"
+)
+
+
+def watch(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs, or folders that contain such folders.")
+    ],
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="By default 8123 or the next free port; 0 takes any free port."
+        ),
+    ] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Show runs in a browser, on this machine only; the page is updated while they run.
+
+    Runs that start later appear, too: their folders need not exist yet. Stop with Ctrl-C.
+    """
+    import webbrowser
+
+    from classgrad.checkpoints.manager import on_stop_signal
+    from classgrad.report.server import WatchedRuns, open_server
+
+    def stop_server(number: int, frame: object) -> None:
+        raise Stopped(number)  # the server handles any Exception as one of a request
+
+    watched = WatchedRuns(runs, published_lines())
+    try:
+        with on_stop_signal(stop_server), open_server(watched, port) as server:
+            print(f"{server.address}  (Ctrl-C to stop)", flush=True)
+            if open_page:
+                webbrowser.open(server.address)
+            server.serve_forever()
+    except Stopped as stop:
+        raise typer.Exit(128 + stop.number) from None
+
+
 def published_lines() -> "list[PublishedLine]":
     """Return the published figures of all experiments, for every recipe."""
     from classgrad.experiments import spec as experiments
@@ -112,8 +154,8 @@ def draw_into(folder: Path, compared: "list[Section]") -> int:
     """Draw every figure into a folder, with a progress bar; return the number of files."""
     from rich.console import Console
 
-    from classgrad.report.bar import bar
     from classgrad.report.page.pictures import draw
+    from classgrad.report.text import bar
 
     try:
         with bar(Console(stderr=True), "pictures") as move:

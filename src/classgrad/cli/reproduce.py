@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from classgrad.cli.words import (
+from classgrad.cli.options import (
     DataDir,
     Device,
     Methods,
@@ -92,7 +92,7 @@ def reproduce(
     """
     from rich.console import Console
 
-    from classgrad.cli.experiment_tables import comparison
+    from classgrad.cli.experiments import comparison
     from classgrad.experiments.compare import compare
     from classgrad.experiments.jobs import jobs_of_experiments
     from classgrad.experiments.remote import open_results
@@ -229,8 +229,7 @@ def execute_jobs(
     dry_run: bool,
 ) -> "Sequence[Status]":
     """Show a plan of the jobs and run those that are not done; return the statuses of these."""
-    from classgrad.cli.experiment_tables import plan_table
-    from classgrad.cli.live import job_display
+    from classgrad.cli.experiments import job_display, plan_table
     from classgrad.experiments.estimate import Estimate, Workload, finished_records, total_seconds
     from classgrad.experiments.executors.local import LocalPool
     from classgrad.report.text import duration

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from classgrad.cli.hints import resumed_without_fresh, with_hint
-from classgrad.cli.show import show_records
-from classgrad.cli.words import (
+from classgrad.cli.options import (
     DataDir,
     Device,
     Methods,
@@ -21,7 +19,10 @@ from classgrad.cli.words import (
     make_plans,
     parse_seeds,
     parse_settings,
+    resumed_without_fresh,
+    with_hint,
 )
+from classgrad.cli.show import show_records
 from classgrad.errors import UserError
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def run(
 @contextmanager
 def progress_bar(console: "Console", run: "Run") -> "Iterator[Observer]":
     """Show a bar with task, epoch, loss and time left; yield the observer that moves it."""
-    from classgrad.report.bar import bar
+    from classgrad.report.text import bar
     from classgrad.training.loop import Progress
 
     tasks = len(run.stream)

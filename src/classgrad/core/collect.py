@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from classgrad.core.layers import Site, Source, inner_modules, tap
-from classgrad.core.refusals import refuse_bypassed
+from classgrad.core.projector import refuse_bypassed
 from classgrad.core.subspace import Representation
 from classgrad.errors import UserError
 

@@ -3,10 +3,9 @@
 import os
 from pathlib import Path
 
-from classgrad.data.images import Images
+from classgrad.data.datasets import SPLITS, Dataset, Download, Images, Split
 from classgrad.data.loading import load
 from classgrad.data.releases import DATASETS, describe
-from classgrad.data.table import SPLITS, Dataset, Download, Split
 
 __all__ = [
     "DATASETS",

@@ -8,10 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from classgrad.data.files import Source, damaged, missing
-from classgrad.data.images import Images
+from classgrad.data.datasets import Dataset, Images, Source, damaged, missing
 from classgrad.data.pickled import Refused, read_pickle
-from classgrad.data.table import Dataset
 from classgrad.errors import UserError, shown
 
 # The key of the labels in a batch, and the number of classes.

@@ -10,9 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from classgrad.data.files import Source, damaged, missing
-from classgrad.data.images import Images
-from classgrad.data.table import Dataset
+from classgrad.data.datasets import Dataset, Images, Source, damaged, missing
 from classgrad.errors import shown
 
 PREFIX = {"train": "train", "test": "t10k"}

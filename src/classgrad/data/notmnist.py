@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from classgrad.data.files import Source, damaged, missing, unusable
-from classgrad.data.images import Images
-from classgrad.data.table import Dataset
+from classgrad.data.datasets import Dataset, Images, Source, damaged, missing, unusable
 from classgrad.errors import UserError
 
 FOLDERS = {"train": "Train", "test": "Test"}

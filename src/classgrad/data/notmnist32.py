@@ -5,10 +5,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from classgrad.data.files import Source, damaged
-from classgrad.data.images import Images
+from classgrad.data.datasets import Dataset, Images, Source, damaged
 from classgrad.data.pickled import Refused, read_pickle
-from classgrad.data.table import Dataset
 from classgrad.errors import shown
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from classgrad.data.table import Dataset, Download, Split
+from classgrad.data.datasets import Dataset, Download, Split
 from classgrad.errors import unknown
 
 DIGITS = tuple("0123456789")

@@ -16,9 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from classgrad.data.files import Source, damaged, missing
-from classgrad.data.images import Images
-from classgrad.data.table import Dataset
+from classgrad.data.datasets import Dataset, Images, Source, damaged, missing
 
 FOLDERS = (".", "svhn")
 HEADER = 128

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from classgrad.experiments.spec import Experiment
-from classgrad.runs.record import RunRecord
-from classgrad.runs.statistics import mean_std
+from classgrad.runs.record import RunRecord, mean_std
 
 
 @dataclass(frozen=True)

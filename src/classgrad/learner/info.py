@@ -11,9 +11,8 @@ from classgrad.checkpoints import CheckpointManager
 from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.checkpoints.manager import FOLDER
 from classgrad.checkpoints.store import Store
-from classgrad.learner.forecast import LayerForecast, forecast_all
 from classgrad.learner.learner import LEARNING, read_state, unfinished_state
-from classgrad.learner.learnt import LearntTask
+from classgrad.learner.learnt import LayerForecast, LearntTask, forecast_all
 from classgrad.methods.base import nbytes
 
 

@@ -15,16 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from classgrad import defaults, devices, networks
-from classgrad.benchmarks.transforms import Normalise
+from classgrad.benchmarks.base import Normalise
 from classgrad.checkpoints import CheckpointManager, Loaded, Lock, Store
 from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.checkpoints.manager import FOLDER
 from classgrad.data.pictures import as_pictures
 from classgrad.errors import UserError, unknown
 from classgrad.learner.drift import Reference, take_reference
-from classgrad.learner.forecast import LayerForecast, forecast_all
 from classgrad.learner.inputs import Data, Images, as_split, split_off_validation
-from classgrad.learner.learnt import LearntTask
+from classgrad.learner.learnt import LayerForecast, LearntTask, forecast_all
 from classgrad.methods import METHODS
 from classgrad.methods.base import Method
 from classgrad.methods.projection.cgp import CGP

@@ -11,9 +11,8 @@ from pydantic import ConfigDict
 from torch import Tensor, nn
 from torch.nn import functional
 
-from classgrad.checkpoints.encoding import decode, encode
-from classgrad.checkpoints.manifest import parse_json
-from classgrad.checkpoints.tensors import file_pieces, from_file
+from classgrad.checkpoints.encoding import decode, encode, file_pieces, from_file
+from classgrad.checkpoints.files import parse_json
 from classgrad.devices import to_device
 from classgrad.distributed import World, world
 from classgrad.networks.network import Network

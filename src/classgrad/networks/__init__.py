@@ -14,9 +14,8 @@ from classgrad.networks.layers import Dropout, TaskBatchNorm
 from classgrad.networks.lenet5 import LeNet5
 from classgrad.networks.mlp import MLP
 from classgrad.networks.network import Network, channels_last, initialise, preserved_rng
-from classgrad.networks.options import NetworkSettings
 from classgrad.networks.resnet18 import ResNet18
-from classgrad.networks.trunk import Trunk
+from classgrad.networks.trunk import NetworkSettings, Trunk
 
 NETWORKS: dict[str, type[Trunk]] = {
     "mlp": MLP,

@@ -6,8 +6,7 @@ from pydantic import Field
 from torch import nn
 
 from classgrad.networks.layers import Dropout, TaskBatchNorm
-from classgrad.networks.options import NetworkSettings
-from classgrad.networks.trunk import Trunk, output_size
+from classgrad.networks.trunk import NetworkSettings, Trunk, output_size
 
 
 class AlexNet5(Trunk):

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from classgrad.networks.options import NetworkSettings
-from classgrad.networks.trunk import Trunk, output_size
+from classgrad.networks.trunk import NetworkSettings, Trunk, output_size
 
 
 class LocalResponseNorm(nn.Module):

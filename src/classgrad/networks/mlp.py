@@ -7,8 +7,7 @@ from pydantic import Field
 from torch import nn
 
 from classgrad.networks.layers import Dropout, TaskBatchNorm
-from classgrad.networks.options import NetworkSettings
-from classgrad.networks.trunk import Trunk
+from classgrad.networks.trunk import NetworkSettings, Trunk
 
 
 class MLP(Trunk):

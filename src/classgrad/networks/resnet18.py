@@ -6,8 +6,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from classgrad.networks.layers import TaskBatchNorm
-from classgrad.networks.options import NetworkSettings
-from classgrad.networks.trunk import Trunk, Wire
+from classgrad.networks.trunk import NetworkSettings, Trunk, Wire
 
 
 class Block(nn.Module):

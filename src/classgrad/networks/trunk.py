@@ -4,15 +4,40 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from classgrad.errors import UserError
 from classgrad.networks.blocks import run
 from classgrad.networks.layers import Dropout, TaskBatchNorm
-from classgrad.networks.options import NetworkSettings
+from classgrad.settings import Settings
+
+
+class HeadSettings(Settings):
+    """Options of a user's own network."""
+
+    kind = "network option"
+
+    heads: Literal["task", "shared"] = Field(
+        default="task", description="one head for each task, or one for all"
+    )
+
+
+class NetworkSettings(HeadSettings):
+    """Options all networks of the table share; each network adds its own."""
+
+    norm: Literal["batch", "stored"] = Field(
+        default="batch",
+        description="statistics of BatchNorm at test time: of the batch, or stored for each task",
+    )
+    affine: Literal["first", "task"] = Field(
+        default="first",
+        description="scale and shift of BatchNorm: of the first task, or one per task",
+    )
+
 
 # Layers allowed between a layer and its ReLU, besides a norm: they do not mix channels.
 CHANNELWISE = (

@@ -9,8 +9,7 @@ from rich.table import Table
 
 from classgrad.report.records import grouped, has_grown, label
 from classgrad.report.text import markdown_table, size
-from classgrad.runs.record import RunRecord
-from classgrad.runs.statistics import mean_std
+from classgrad.runs.record import RunRecord, mean_std
 
 SHORT = {"no task: conf.": "conf.", "no task: proto.": "proto.", "capacity": "size"}
 

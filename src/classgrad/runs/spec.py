@@ -15,7 +15,7 @@ from classgrad.benchmarks.folder import FolderOptions
 from classgrad.errors import UserError, unknown
 from classgrad.methods.base import Method
 from classgrad.networks.network import preserved_rng
-from classgrad.networks.options import HeadSettings
+from classgrad.networks.trunk import HeadSettings
 from classgrad.runs import recipes
 from classgrad.settings import Settings
 from classgrad.tasks import TaskStream

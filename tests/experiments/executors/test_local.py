@@ -14,7 +14,7 @@ import time
 import pytest
 from rich.console import Console
 
-from classgrad.cli import live
+from classgrad.cli import experiments
 from classgrad.errors import Stopped
 from classgrad.experiments.executors import local
 from classgrad.experiments.executors.local import LocalPool
@@ -31,7 +31,7 @@ print(json.dumps({"end": "done", "done": 1.0, "accuracy": 90.5, "transfer": -1.5
 """
 
 
-class Watcher(live.LineDisplay):
+class Watcher(experiments.LineDisplay):
     """Notes what happens, and may do something about it in every tick."""
 
     def __init__(self, act=lambda statuses: None):
@@ -208,7 +208,7 @@ def statuses(jobs):
 
 def on_screen(height, jobs):
     console = Console(file=io.StringIO(), force_terminal=True, width=80, height=height)
-    with live.job_display(console) as show:
+    with experiments.job_display(console) as show:
         show.tick(statuses(jobs))
         show.changed(statuses(jobs)[2])
     return console.file.getvalue()
@@ -226,7 +226,7 @@ def test_on_a_small_terminal_only_running_jobs_are_listed(jobs):
     assert "task 3/10" in text
     assert "3 runs: 1 waiting, 1 running, 1 failed" in text
     shown = Console(file=io.StringIO(), width=80)
-    shown.print(live.job_table(statuses(jobs), height=7))
+    shown.print(experiments.job_table(statuses(jobs), height=7))
     assert "waiting" not in shown.file.getvalue()
     assert max(len(line) for line in shown.file.getvalue().splitlines()) <= 80
 
@@ -241,8 +241,8 @@ def test_time_left_is_told_by_what_was_done_since_the_start(jobs, monkeypatch):
     now[0] = 110.0
     status.update({"done": 0.6})
     assert status.left == pytest.approx(40)
-    assert live.time_text(status) == "40.0 s left"
+    assert experiments.time_text(status) == "40.0 s left"
     status.end("done")
     now[0] = 200.0
     assert (status.seconds, status.left) == (10, None)
-    assert live.time_text(status) == "10.0 s"
+    assert experiments.time_text(status) == "10.0 s"

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from classgrad.checkpoints import Lock
 from classgrad.checkpoints.lock import FILE_NAME as LOCK
-from classgrad.cli import live
+from classgrad.cli import experiments
 from classgrad.errors import Stopped, UserError
 from classgrad.experiments.executors.pool import Options
 from classgrad.experiments.executors.worker import to_json
@@ -65,7 +65,7 @@ class FakeRay:
         return SimpleNamespace(take=SimpleNamespace(remote=lambda: "letters"))
 
 
-class Watcher(live.LineDisplay):
+class Watcher(experiments.LineDisplay):
     """Notes what is shown, and may do something in every tick."""
 
     def __init__(self, act=lambda: None):

@@ -13,8 +13,13 @@ from classgrad import networks, seeds
 from classgrad.errors import UserError
 from classgrad.guard.attach import attach
 from classgrad.methods import TRGP
-from classgrad.methods.projection.scaled import Scaled, ScaledConv2d, ScaledLinear, make_scaled
-from classgrad.methods.projection.trgp import most_trusted
+from classgrad.methods.projection.trgp import (
+    Scaled,
+    ScaledConv2d,
+    ScaledLinear,
+    make_scaled,
+    most_trusted,
+)
 from classgrad.networks.layers import Dropout
 from classgrad.networks.network import Network
 from classgrad.runs.run import Run

@@ -11,7 +11,7 @@ from torch import nn
 from classgrad import methods, networks
 from classgrad.errors import UserError
 from classgrad.methods import APD
-from classgrad.methods.structure.decomposed import Decomposed, Sparse, make_decomposed
+from classgrad.methods.structure.apd import Decomposed, Sparse, make_decomposed
 from classgrad.networks.network import Network
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan

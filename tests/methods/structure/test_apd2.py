@@ -10,8 +10,8 @@ from torch import nn
 from classgrad import methods
 from classgrad.errors import UserError
 from classgrad.methods import APD, APD2
+from classgrad.methods.structure.apd import Sparse, make_decomposed
 from classgrad.methods.structure.apd2 import consolidate, k_means, products, split
-from classgrad.methods.structure.decomposed import Sparse, make_decomposed
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
 from classgrad.training.loop import fit

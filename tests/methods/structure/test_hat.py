@@ -14,8 +14,7 @@ from classgrad.methods import HAT
 from classgrad.methods.structure.hat import Gate
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
-from classgrad.networks.options import NetworkSettings
-from classgrad.networks.trunk import Trunk
+from classgrad.networks.trunk import NetworkSettings, Trunk
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
 from classgrad.training.config import Training

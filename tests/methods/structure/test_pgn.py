@@ -10,8 +10,7 @@ from torch.nn import functional
 from classgrad import networks
 from classgrad.errors import UserError
 from classgrad.methods import PGN
-from classgrad.methods.structure.columns import ColumnNetwork, Joined, Progressive
-from classgrad.methods.structure.pgn import width_for
+from classgrad.methods.structure.pgn import ColumnNetwork, Joined, Progressive, width_for
 from classgrad.networks.network import Network, preserved_rng
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan

@@ -27,8 +27,7 @@ import torch
 from pydantic import Field
 from torch import Generator, Tensor
 
-from classgrad.methods.structure.apd import APD
-from classgrad.methods.structure.decomposed import Decomposed, Sparse
+from classgrad.methods.structure.apd import APD, Decomposed, Sparse
 from classgrad.networks.network import Network
 from classgrad.tasks import Task
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from classgrad.methods.base import Method
-from classgrad.methods.structure.columns import ColumnNetwork, Columns
+from classgrad.methods.structure.pgn import ColumnNetwork, Columns
 from classgrad.networks.network import Network
 from classgrad.networks.trunk import Trunk
 from classgrad.tasks import Task

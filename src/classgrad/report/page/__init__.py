@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from classgrad.errors import UserError
-from classgrad.report.page import drawing, runs, tables
+from classgrad.report.page import drawing, tables
 from classgrad.report.page.figures import figures
 from classgrad.report.page.summary import PublishedLine, Section, sections
 from classgrad.report.text import counted
@@ -94,7 +94,7 @@ def _template() -> Template:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.globals.update(drawing=drawing, figures=figures, runs=runs, tables=tables)
+    environment.globals.update(drawing=drawing, figures=figures, tables=tables)
     return environment.get_template("page.html")
 
 

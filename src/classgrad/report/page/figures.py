@@ -23,8 +23,7 @@ from classgrad.report.page.charts import (
 )
 from classgrad.report.page.summary import Row, Section
 from classgrad.report.text import counted, duration, size
-from classgrad.runs.record import Layer, RunRecord
-from classgrad.runs.statistics import MeanStd, mean_std
+from classgrad.runs.record import Layer, MeanStd, RunRecord, mean_std
 
 MAX_TOGETHER = 7  # lines that can be told apart in one frame
 MAX_OTHERS = 30  # grey lines in a frame: with all of them a page of many methods is huge

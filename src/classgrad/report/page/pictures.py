@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from classgrad.files import write_atomic
-from classgrad.report.bar import Move
 from classgrad.report.page.charts import (
     SHADES,
     STYLES,
@@ -27,7 +26,7 @@ from classgrad.report.page.charts import (
 )
 from classgrad.report.page.figures import figures, heat_range
 from classgrad.report.page.summary import Section
-from classgrad.report.text import number
+from classgrad.report.text import Move, number
 from classgrad.runs.record import RunRecord
 
 if TYPE_CHECKING:

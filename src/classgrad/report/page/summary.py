@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 from classgrad.errors import UserError, shown, unknown
 from classgrad.report.records import differing, grouped, key_of, label
-from classgrad.runs.record import Matrix, RunRecord
+from classgrad.runs.record import Matrix, MeanStd, RunRecord, mean_std
 from classgrad.runs.spec import Plan
-from classgrad.runs.statistics import MeanStd, mean_std
 
 HUGE = 1e9  # more than any accuracy or number of seconds
 

@@ -9,7 +9,7 @@ import pytest
 
 from classgrad import cli, data
 from classgrad.checkpoints import BadCheckpoint
-from classgrad.cli.hints import HINTS, error_message, resumed_without_fresh, with_hint
+from classgrad.cli.options import HINTS, error_message, resumed_without_fresh, with_hint
 from classgrad.errors import Stopped, UserError
 
 SOURCES = Path(cli.__file__).parents[1]
