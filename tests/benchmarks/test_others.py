@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from classgrad import benchmarks
+from classgrad import benchmarks, seeds
 from classgrad.benchmarks import five, mnist
 from classgrad.benchmarks.base import Normalise, Permute
+from classgrad.benchmarks.digits import digits
 from classgrad.data import Images
 
 ROOT = os.environ.get("CLASSGRAD_DATA")
@@ -101,3 +102,13 @@ def test_five_datasets_say_that_subsets_are_subsets():
     assert cifar.startswith("CIFAR-10: ")
     complete = len(stream[0].train) + len(stream[0].valid) == 50_000
     assert complete or "of 50,000" in cifar
+
+
+def test_the_digits_are_those_of_scikit_learn():
+    datasets = pytest.importorskip("sklearn.datasets")
+    released = datasets.load_digits()
+    train, test = digits()
+    images = torch.cat([test.images, train.images]).squeeze(1).double()
+    order = torch.randperm(len(images), generator=seeds.generator(0, "digits", "test"))
+    assert torch.equal(torch.cat([test.labels, train.labels]), torch.tensor(released.target)[order])
+    assert torch.equal((images * 16 / 255).round(), torch.tensor(released.images)[order])

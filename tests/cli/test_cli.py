@@ -199,18 +199,17 @@ def test_every_command_has_help_with_an_example(call):
 
 
 def test_same_seed_same_record_in_two_processes_with_two_threads(tmp_path):
-    words = ["run", "--json", "--method", "cgp", *QUICK]
-    found = []
-    for seed in ("1", "1", "2"):
-        result = classgrad(
-            *words, "--seed", seed, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "2"}
-        )
+    # Threads that wait leave the processor to others: tests run in parallel.
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
+    records = []
+    for name in ("one", "two"):
+        words = ["run", "--json", "--method", "cgp", *QUICK, "--seed", "3", "--out", name]
+        result = classgrad(*words, cwd=tmp_path, env=environment)
         assert result.returncode == 0, result.stderr
         data = json.loads(result.stdout)
         del data["seconds"]
-        found.append(data)
-    assert found[0] == found[1]
-    assert found[0]["accuracy_matrix"] != found[2]["accuracy_matrix"]
+        records.append(data)
+    assert records[0] == records[1]
 
 
 def test_several_seeds_are_run_and_averaged(call, tmp_path):

@@ -33,10 +33,18 @@ OTHER_NETWORKS = [
 ]
 
 IMAGES = blobs(tasks=2, classes=2, shape=(3, 20, 20), per_class=8)
-# Three million weights: for a method of each family, and those that cannot use a ResNet.
-ALEXNETS = [{"norm": "batch"}, {"norm": "stored", "affine": "task"}]
-ON_ALEXNET = ["cgp", "ewc", "lwf", "er", "hat", "apd", "den", "rcl"]
-RESNETS = [{"width": 4, "norm": "batch"}, {"width": 4, "norm": "stored"}]
+# Deep networks: with both kinds of BatchNorm for a method of each family, and an AlexNet of three
+# million weights for those that cannot use a ResNet.
+DEEP = [
+    (
+        "resnet18",
+        {"width": 4, "norm": "batch"},
+        ["cgp", "trgp", "owm", "ewc", "lwf", "er", "hat", "pgn", "apd"],
+    ),
+    ("resnet18", {"width": 4, "norm": "stored"}, list(METHODS)),
+    ("alexnet5", {"norm": "batch"}, ["cgp", "er", "den", "rcl"]),
+    ("alexnet5", {"norm": "stored", "affine": "task"}, ["gpm", "ewc", "hat", "apd"]),
+]
 
 # Methods that cannot use a network, or one head for all tasks, say so in one line.
 GROWS = {"resnet18": "ResNet18", "shared": "heads=task"}
@@ -126,26 +134,19 @@ def test_learns_with_other_networks(name, network, options):
     see_that_it_learnt(running, running.execute())
 
 
-def see_that_it_works(name, network, options):
+@pytest.mark.parametrize(
+    ("network", "options", "name"),
+    [(network, options, name) for network, options, names in DEEP for name in names],
+)
+def test_works_with_deep_networks_and_both_kinds_of_batch_norm(network, options, name):
+    if refused(name, network, options):
+        return
     fewer = {"child_epochs": 2} if name == "rcl" else {}
     running = start(name, network, IMAGES, epochs=2, batch_size=8, **fewer, **options)
     record = running.execute()
     assert record.complete
     assert hooks(running.net) == []
     assert all(p.isfinite().all() for p in running.net.parameters())
-
-
-@every_method
-@pytest.mark.parametrize("options", RESNETS)
-def test_a_resnet_with_both_kinds_of_batch_norm(name, options):
-    if not refused(name, "resnet18", options):
-        see_that_it_works(name, "resnet18", options)
-
-
-@pytest.mark.parametrize("name", ON_ALEXNET)
-@pytest.mark.parametrize("options", ALEXNETS)
-def test_an_alexnet_with_both_kinds_of_batch_norm(name, options):
-    see_that_it_works(name, "alexnet5", options)
 
 
 @every_method

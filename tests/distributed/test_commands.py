@@ -13,7 +13,9 @@ from classgrad.distributed.world import Speaker
 from classgrad.runs import run as runs
 from distributed import processes
 
-WORDS = ["run", "split-digits", "--method", "gpm", "--set", "epochs=1", "--set", "samples=20"]
+VALUES = {"epochs": 1, "samples": 20, "train_per_class": 100, "tasks": 2}
+SETTINGS = [word for name, value in VALUES.items() for word in ("--set", f"{name}={value}")]
+WORDS = ["run", "split-digits", "--method", "gpm", *SETTINGS]
 DRIVEN = str(processes.HERE / "driven.py")
 
 pytestmark = pytest.mark.slow
@@ -33,8 +35,7 @@ def lines(said):
 
 def same_result(found):
     """Tell whether this is what one process learns."""
-    values = {"epochs": 1, "samples": 20}
-    expected = json.loads(classgrad.run("split-digits", "gpm", values=values).to_json())
+    expected = json.loads(classgrad.run("split-digits", "gpm", values=VALUES).to_json())
     assert found["complete"]
     assert found["processes"] == 2
     assert found["data"] == expected["data"]

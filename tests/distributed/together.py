@@ -77,7 +77,7 @@ def made(name: str, **more: object) -> Run:
     """Return a run in double precision."""
     values = {"dropout": 0.0, **SHORT, **RUNS[name], **more}
     shape = values.pop("shape", (1, 6, 6))
-    stream = blobs(values.pop("tasks", 3), 3, shape, values.pop("per_class", 11))
+    stream = blobs(values.pop("tasks", 2), 3, shape, values.pop("per_class", 11))
     network = values.pop("network", "mlp")
     if network == "mlp":
         values = {"width": 24, **values}

@@ -25,17 +25,17 @@ def beginning(name, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "options", "recipe"),
     [
-        ("split-cifar100", {}),
-        ("cifar100-superclass", {}),
-        ("cifar100-superclass", {"layout": "scrambled"}),
-        ("five-datasets", {}),
-        ("permuted-mnist", {}),
-        ("split-mnist", {}),
+        ("split-cifar100", {}, "fast"),
+        ("split-cifar100", {}, "paper"),
+        ("cifar100-superclass", {}, "paper"),
+        ("cifar100-superclass", {"layout": "scrambled"}, "fast"),
+        ("five-datasets", {}, "paper"),
+        ("permuted-mnist", {}, "fast"),
+        ("split-mnist", {}, "paper"),
     ],
 )
-@pytest.mark.parametrize("recipe", ["fast", "paper"])
 def test_cgp_learns_the_beginning_of(name, options, recipe):
     deep = name in ("five-datasets", "split-cifar100")
     few = 4 if deep else 12 if name == "cifar100-superclass" else 40
@@ -57,7 +57,7 @@ def test_cgp_learns_the_beginning_of(name, options, recipe):
         assert 0 < layer.ranks[0] <= layer.ranks[1] <= layer.dimension
 
 
-@pytest.mark.parametrize("network", ["alexnet5", "lenet5", "resnet18", "mlp"])
+@pytest.mark.parametrize("network", ["lenet5", "mlp"])
 def test_every_network_learns_cifar(network):
     stream = beginning("split-cifar100", train_per_class=5)
     values = {"epochs": 1, "learning_rate": 0.02}

@@ -208,7 +208,7 @@ class RunRecord(Part):
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that results can depend on."""
-    packages = ("classgrad", "torch", "numpy", "scikit-learn")
+    packages = ("classgrad", "torch", "numpy")
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 

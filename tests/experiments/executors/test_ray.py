@@ -51,7 +51,7 @@ cluster.shutdown()
 """
 TINY = ["--set", "tasks=2", "--set", "train_per_class=10", "--set", "batch_size=10"]
 SHORT = [*TINY, "--set", "epochs=1"]
-LONG = [*TINY, "--set", "epochs=200"]  # some seconds
+LONG = [*TINY, "--set", "epochs=100"]  # a few seconds
 SWEEP = ["sweep", "-b", "split-digits", "-m", "finetune", *LONG, "--save-minutes", "0.001"]
 TWO = [*SWEEP, "--over", "seed=1,2"]
 

@@ -306,7 +306,7 @@ def refuse_differences(options: Options, out: Path | None) -> None:
         if "missing" in answer:
             reason = shown(answer["missing"])
             raise UserError(f"machine {name} cannot import classgrad: {reason}; install it there")
-        for package in ("classgrad", "torch", "numpy", "scikit-learn"):
+        for package in ("classgrad", "torch", "numpy"):
             version = answer["versions"][package]
             if version != local_versions[package]:
                 raise UserError(
