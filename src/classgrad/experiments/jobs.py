@@ -1,21 +1,26 @@
 """Jobs: the runs that experiments need, and the progress of each. Executors run them."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from classgrad.errors import UserError
+from classgrad.checkpoints.lock import InUse
+from classgrad.errors import Stopped, UserError
 from classgrad.experiments.spec import Experiment
 from classgrad.runs.record import FILE_NAME, RunRecord
-from classgrad.runs.run import has_saved_state, run_folder
+from classgrad.runs.run import Run, has_saved_state, run_folder
 from classgrad.runs.spec import Plan
+from classgrad.training.loop import Observer, Progress
 
 CRASH_FILE = "crash.txt"  # the trace of a crash, in the folder of a run
+MESSAGE_INTERVAL = 0.2  # seconds between two messages on progress
 
 State = Literal["done", "cut", "missing"]  # on disk, before a pool runs it
-Progress = Literal["waiting", "running", "done", "failed", "busy", "stopped"]  # in a pool
+JobState = Literal["waiting", "running", "done", "failed", "busy", "stopped"]  # in a pool
+Send = Callable[[dict[str, Any]], None]  # sends a message, see `Status`
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Job:
 
     plan: Plan
     folder: Path
-    labels: tuple[str, ...]
+    labels: tuple[str, ...] = ()
     url: str | None = None
 
     @property
@@ -69,7 +74,7 @@ class Status:
     """
 
     job: Job
-    state: Progress = "waiting"
+    state: JobState = "waiting"
     task: int = 0
     tasks: int = 0
     done: float = 0.0  # share of the whole run
@@ -86,7 +91,7 @@ class Status:
         """Mark it as running, and start its clock."""
         self.state, self.began, self.done_before = "running", time.monotonic(), None
 
-    def end(self, state: Progress, why: str = "", *, crash: bool = False) -> None:
+    def end(self, state: JobState, why: str = "", *, crash: bool = False) -> None:
         """Mark it as ended in a certain state."""
         self.state, self.why, self.crash = state, why, crash
         self.ended = time.monotonic()
@@ -113,6 +118,43 @@ class Status:
             return None
         done_since = self.done - self.done_before
         return None if done_since < 0.01 else self.seconds * (1 - self.done) / done_since
+
+
+def progress_sender(run: Run, send: Send) -> Observer:
+    """Return an observer that sends messages on the progress of a run."""
+    sent = 0.0
+
+    def observer(at: Progress) -> None:
+        nonlocal sent
+        if time.monotonic() - sent >= MESSAGE_INTERVAL:
+            sent = time.monotonic()
+            position = {"task": at.task, "tasks": len(run.stream), "done": run.share_done(at)}
+            send({**position, **measures(run.record)})
+
+    return observer
+
+
+def done_message(record: RunRecord) -> dict[str, Any]:
+    """Return the last message of a run that is done."""
+    return {"end": "done", "done": 1.0, **measures(record)}
+
+
+def measures(record: RunRecord) -> dict[str, Any]:
+    """Return accuracy and backward transfer of the tasks learnt so far."""
+    return {"accuracy": record.average_accuracy, "transfer": record.backward_transfer}
+
+
+@contextmanager
+def sending_failure(send: Send) -> Iterator[None]:
+    """Send the last message of a run that does not reach the end of the block."""
+    try:
+        yield
+    except UserError as error:
+        send({"end": "busy" if isinstance(error, InUse) else "failed", "why": str(error)})
+        raise
+    except (Stopped, KeyboardInterrupt):
+        send({"end": "stopped"})
+        raise
 
 
 def jobs_of_experiments(

@@ -10,6 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from classgrad.experiments.executors.worker import to_json
 from rich.console import Console
 
 from classgrad.checkpoints import Lock
@@ -17,7 +18,6 @@ from classgrad.checkpoints.lock import FILE_NAME as LOCK
 from classgrad.cli import live
 from classgrad.errors import Stopped, UserError
 from classgrad.experiments.executors.pool import Options
-from classgrad.experiments.executors.worker import to_json
 from classgrad.experiments.jobs import jobs_of_plans
 from classgrad.runs.record import versions
 from classgrad.runs.spec import make_plan

@@ -5,6 +5,7 @@ while they run. So no lock is lost with a machine: its job is started again on a
 resumes from its last checkpoint. Ray's own retries are off, as they would not be reported.
 """
 
+import json
 import logging
 import os
 import socket
@@ -13,16 +14,27 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from classgrad.checkpoints import Lock
-from classgrad.errors import UserError, shown
+from classgrad.errors import Stopped, UserError, shown
 from classgrad.experiments.executors.pool import TICK, Display, Options, Pool
-from classgrad.experiments.executors.worker import run_job, to_json
-from classgrad.experiments.jobs import Job, Status
+from classgrad.experiments.jobs import (
+    Job,
+    Send,
+    Status,
+    done_message,
+    progress_sender,
+    sending_failure,
+)
+from classgrad.experiments.remote import checkpoints_at
 from classgrad.runs.record import versions
+from classgrad.runs.run import Run, load_stream
+from classgrad.runs.spec import Plan
 
 # Ray reads these when it is imported: no usage statistics, and no output on the terminal.
 QUIET = {
@@ -109,7 +121,7 @@ class RayPool(Pool[RayTask]):
         """Submit a job to the cluster."""
         number = sum(status.starts for status in self.statuses)
         lock = Lock(status.job.folder).__enter__()
-        text = to_json(status.job, self.options, locked=True)
+        text = to_json(status.job, self.options)
         return RayTask(status, number, lock, self.remote.remote(text, number, self.mailbox))
 
     def wait(self) -> None:
@@ -161,6 +173,36 @@ def attempt(job: bytes, number: int, mailbox: Any) -> dict[str, Any]:
     except Exception:
         return crash_message(traceback.format_exc())
     return end
+
+
+def to_json(job: Job, options: Options) -> bytes:
+    """Return a job as `run_job` reads it."""
+    values = {"plan": job.plan.as_dict(), "folder": job.folder, "url": job.url}
+    return json.dumps({**asdict(options), **values}, default=str).encode()
+
+
+def run_job(text: bytes, send: Send) -> None:
+    """Run a job whose folder the caller has locked; send messages on its progress and its end."""
+    job = json.loads(text)
+    torch.set_num_threads(job["threads"] or 1)
+    plan = Plan.from_dict(job["plan"])
+    with (
+        suppress(UserError, Stopped),
+        sending_failure(send),
+        checkpoints_at(Path(job["folder"]), job["url"], minutes=job["save_minutes"]) as (
+            folder,
+            checkpoints,
+        ),
+    ):
+        stream = load_stream(plan, job["data_dir"])
+        run = Run(plan, stream, folder, checkpoints, device=job["device"])
+
+        def tell(line: str, hint: str | None = None) -> None:
+            send({"tell": line})
+
+        with checkpoints.handle_stop_signals():
+            record = run.resume(progress_sender(run, send), tell=tell, locked=True)
+        send(done_message(record))
 
 
 def crash_message(trace: str) -> dict[str, Any]:
