@@ -29,7 +29,7 @@ from classgrad.cli.words import (
     parse_seeds,
     parse_settings,
 )
-from classgrad.errors import UserError, shown
+from classgrad.errors import Stopped, UserError, shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,8 +105,9 @@ def run(
     from rich.console import Console
 
     from classgrad.distributed import join, leave, world
-    from classgrad.experiments.jobs import Job, done_message, progress_sender
+    from classgrad.experiments.jobs import Job, message, progress_sender
     from classgrad.experiments.remote import checkpoints_at, open_results
+    from classgrad.report.page.pictures import draw_matrices
     from classgrad.runs.events import refuse_missing
     from classgrad.runs.run import (
         Run,
@@ -126,29 +127,23 @@ def run(
         send = stack.enter_context(message_lines(is_main_process)) if progress == "json" else None
         if tensorboard:
             refuse_missing()
-        values = parse_settings(settings or [])
-        seeds = parse_seeds(seed)
-        plans_by_seed = [make_plans(benchmark, method, network, recipe, n, values) for n in seeds]
-        all_plans = [plan for plans in plans_by_seed for plan in plans]
-        if send and (as_json or len(all_plans) > 1):
+        values, seeds = parse_settings(settings or []), parse_seeds(seed)
+        plans = [
+            plan
+            for n in seeds
+            for plan in make_plans(benchmark, method, network, recipe, n, values)
+        ]
+        if send and (as_json or len(plans) > 1):
             raise UserError("--progress json is for one run: give one method and seed, no --json")
-        refuse_other_processes(
-            all_plans, {"--device": device, "--fresh": fresh, "--resume": resume}
-        )
+        refuse_other_processes(plans, {"--device": device, "--fresh": fresh, "--resume": resume})
         results = stack.enter_context(open_results(out))
         if results.url and (fresh or tensorboard or world().size > 1):
-            raise UserError(
-                f"'{shown(out)}' is not a folder, as --fresh, --tensorboard and torchrun need: "
-                "give one"
-            )
-        jobs_by_seed = [
-            results.look_up([Job(plan, run_folder(results.folder, plan)) for plan in plans])
-            for plans in plans_by_seed
-        ]
-        all_jobs = [job for jobs in jobs_by_seed for job in jobs]
+            needs = "--fresh, --tensorboard and torchrun need a folder"
+            raise UserError(f"{needs} for the results (got '{shown(out)}')")
+        jobs = results.look_up([Job(plan, run_folder(results.folder, plan)) for plan in plans])
         if resume and fresh:
             raise UserError("--resume and --fresh contradict each other: give one of them")
-        if resume and not any(has_saved_state(job.folder) for job in all_jobs):
+        if resume and not any(has_saved_state(job.folder) for job in jobs):
             raise UserError(f"nothing to resume in '{out}': leave out --resume")
         # No markup: names may contain brackets.
         console = Console(stderr=as_json, markup=False, quiet=not is_main_process)
@@ -168,14 +163,15 @@ def run(
 
         records: list[RunRecord] = []
         with resumed_without_fresh(fresh):
-            for jobs in jobs_by_seed:
+            for n in seeds:
+                jobs_of_seed = [job for job in jobs if job.plan.seed == n]
                 with world().errors_shared():  # one of several machines may lack the data
-                    stream = load_stream(jobs[0].plan, data_dir)  # the same for all methods
-                runs: Iterable[Run] = map(partial(make_run, stream), jobs)
-                if jobs is jobs_by_seed[0]:  # so that errors show before the first run starts
+                    stream = load_stream(jobs_of_seed[0].plan, data_dir)  # same for all methods
+                runs: Iterable[Run] = map(partial(make_run, stream), jobs_of_seed)
+                if n == seeds[0]:  # make all, so that errors show before the first run starts
                     runs = list(runs)
                     if fresh:
-                        remove_runs(job.folder for job in all_jobs)
+                        remove_runs(job.folder for job in jobs)
                 for current in runs:
                     assert current.checkpoints is not None
                     with (
@@ -188,7 +184,7 @@ def run(
                         current.checkpoints.raise_if_stopped()
         leave()
         if send:
-            send(done_message(records[0]))
+            send(message(records[0], end="done", done=1.0))
             return
     if not is_main_process:
         return
@@ -197,27 +193,21 @@ def run(
         print(json.dumps(contents[0] if len(contents) == 1 else contents, indent=1))
         return
     show_records(console, records)
-    locations = [job.url or str(job.folder) for job in all_jobs]
-    console.print(
-        f"records   {', '.join(locations) if len(locations) < 9 else out}", soft_wrap=True
-    )
+    folders = ", ".join(job.url or str(job.folder) for job in jobs) if len(jobs) < 9 else out
+    console.print(f"records   {folders}", soft_wrap=True)
     if not results.url:
-        from classgrad.report.page.pictures import draw_matrices
-
-        picture = draw_matrices(
-            records[: len(plans_by_seed[0])],
-            Path(out) / "matrices.png" if len(records) > 1 else all_jobs[0].folder / "matrix.png",
-        )
+        file = Path(out) / "matrices.png" if len(jobs) > 1 else jobs[0].folder / "matrix.png"
+        picture = draw_matrices(records[: len(records) // len(seeds)], file)
         console.print(f"picture   {picture}", soft_wrap=True)
 
 
 @contextmanager
 def message_lines(is_main_process: bool) -> "Iterator[Send]":
-    """Yield what prints a message, see `jobs.Status`, as a line of JSON; send a failure, too.
+    """Yield what prints a message, see `jobs.Status`, as a line of JSON; print errors so, too.
 
-    Nothing else is printed to standard output. When its reader has ended, the process gets SIGTERM.
+    Nothing else goes to standard output. When its reader has ended, this process gets SIGTERM.
     """
-    from classgrad.experiments.jobs import sending_failure
+    from classgrad.experiments.jobs import end_message
 
     output = sys.stdout
 
@@ -227,8 +217,12 @@ def message_lines(is_main_process: bool) -> "Iterator[Send]":
                 print(json.dumps(message), file=output, flush=True)
 
     threading.Thread(target=stop_without_reader, daemon=True).start()
-    with redirect_stdout(sys.stderr), sending_failure(send):
-        yield send
+    try:
+        with redirect_stdout(sys.stderr):
+            yield send
+    except (UserError, Stopped, KeyboardInterrupt) as error:
+        send(end_message(error))
+        raise
 
 
 def stop_without_reader() -> None:
@@ -236,7 +230,7 @@ def stop_without_reader() -> None:
     poll = select.poll()
     poll.register(1, 0)  # no event but an error, which is that the other end is closed
     poll.poll()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that nothing fails to print
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the next line would fail to be written
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -1,14 +1,13 @@
 """Jobs: the runs that experiments need, and the progress of each. Executors run them."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from classgrad.checkpoints.lock import InUse
-from classgrad.errors import Stopped, UserError
+from classgrad.errors import UserError
 from classgrad.experiments.spec import Experiment
 from classgrad.runs.record import FILE_NAME, RunRecord
 from classgrad.runs.run import Run, has_saved_state, run_folder
@@ -128,33 +127,22 @@ def progress_sender(run: Run, send: Send) -> Observer:
         nonlocal sent
         if time.monotonic() - sent >= MESSAGE_INTERVAL:
             sent = time.monotonic()
-            position = {"task": at.task, "tasks": len(run.stream), "done": run.share_done(at)}
-            send({**position, **measures(run.record)})
+            tasks, done = len(run.stream), run.share_done(at)
+            send(message(run.record, task=at.task, tasks=tasks, done=done))
 
     return observer
 
 
-def done_message(record: RunRecord) -> dict[str, Any]:
-    """Return the last message of a run that is done."""
-    return {"end": "done", "done": 1.0, **measures(record)}
+def message(record: RunRecord, **values: Any) -> dict[str, Any]:
+    """Return a message with some values, and with those of a record."""
+    return {**values, "accuracy": record.average_accuracy, "transfer": record.backward_transfer}
 
 
-def measures(record: RunRecord) -> dict[str, Any]:
-    """Return accuracy and backward transfer of the tasks learnt so far."""
-    return {"accuracy": record.average_accuracy, "transfer": record.backward_transfer}
-
-
-@contextmanager
-def sending_failure(send: Send) -> Iterator[None]:
-    """Send the last message of a run that does not reach the end of the block."""
-    try:
-        yield
-    except UserError as error:
-        send({"end": "busy" if isinstance(error, InUse) else "failed", "why": str(error)})
-        raise
-    except (Stopped, KeyboardInterrupt):
-        send({"end": "stopped"})
-        raise
+def end_message(error: BaseException) -> dict[str, Any]:
+    """Return the last message of a run that ended with an error, or was stopped."""
+    if isinstance(error, UserError):
+        return {"end": "busy" if isinstance(error, InUse) else "failed", "why": str(error)}
+    return {"end": "stopped"}
 
 
 def jobs_of_experiments(

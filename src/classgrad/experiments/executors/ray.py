@@ -5,7 +5,6 @@ while they run. So no lock is lost with a machine: its job is started again on a
 resumes from its last checkpoint. Ray's own retries are off, as they would not be reported.
 """
 
-import json
 import logging
 import os
 import socket
@@ -14,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,13 @@ from classgrad.experiments.jobs import (
     Job,
     Send,
     Status,
-    done_message,
+    end_message,
+    message,
     progress_sender,
-    sending_failure,
 )
 from classgrad.experiments.remote import checkpoints_at
-from classgrad.runs.record import versions
+from classgrad.runs.record import RunRecord, versions
 from classgrad.runs.run import Run, load_stream
-from classgrad.runs.spec import Plan
 
 # Ray reads these when it is imported: no usage statistics, and no output on the terminal.
 QUIET = {
@@ -121,8 +119,8 @@ class RayPool(Pool[RayTask]):
         """Submit a job to the cluster."""
         number = sum(status.starts for status in self.statuses)
         lock = Lock(status.job.folder).__enter__()
-        text = to_json(status.job, self.options)
-        return RayTask(status, number, lock, self.remote.remote(text, number, self.mailbox))
+        ref = self.remote.remote(status.job, self.options, number, self.mailbox)
+        return RayTask(status, number, lock, ref)
 
     def wait(self) -> None:
         """Wait until a task has ended, for at most `TICK` seconds; collect all messages."""
@@ -154,55 +152,37 @@ class RayPool(Pool[RayTask]):
             self.handle(task, {"end": "stopped", "why": why})
 
 
-def attempt(job: bytes, number: int, mailbox: Any) -> dict[str, Any]:
+def attempt(job: Job, options: Options, number: int, mailbox: Any) -> dict[str, Any]:
     """Run a job, in a process of the cluster, and return its last message.
 
     Other messages go to the mailbox, with the number of the task; they may get lost without harm.
     """
-    end: dict[str, Any] = {}
 
     def send(message: dict[str, Any]) -> None:
-        if "end" in message:
-            end.update(message)
-        else:
-            mailbox.put.remote(number, message)
+        mailbox.put.remote(number, message)
 
     send({"machine": socket.gethostname()})
     try:
-        run_job(job, send)
+        return message(learn(job, options, send), end="done", done=1.0)
+    except (UserError, Stopped) as error:
+        return end_message(error)
     except Exception:
         return crash_message(traceback.format_exc())
-    return end
 
 
-def to_json(job: Job, options: Options) -> bytes:
-    """Return a job as `run_job` reads it."""
-    values = {"plan": job.plan.as_dict(), "folder": job.folder, "url": job.url}
-    return json.dumps({**asdict(options), **values}, default=str).encode()
-
-
-def run_job(text: bytes, send: Send) -> None:
-    """Run a job whose folder the caller has locked; send messages on its progress and its end."""
-    job = json.loads(text)
-    torch.set_num_threads(job["threads"] or 1)
-    plan = Plan.from_dict(job["plan"])
-    with (
-        suppress(UserError, Stopped),
-        sending_failure(send),
-        checkpoints_at(Path(job["folder"]), job["url"], minutes=job["save_minutes"]) as (
-            folder,
-            checkpoints,
-        ),
-    ):
-        stream = load_stream(plan, job["data_dir"])
-        run = Run(plan, stream, folder, checkpoints, device=job["device"])
+def learn(job: Job, options: Options, send: Send) -> RunRecord:
+    """Start or resume the run of a job, whose folder is locked; return its record."""
+    torch.set_num_threads(options.threads or 1)
+    place = checkpoints_at(job.folder, job.url, minutes=options.save_minutes)
+    with place as (folder, checkpoints):
+        stream = load_stream(job.plan, options.data_dir)
+        run = Run(job.plan, stream, folder, checkpoints, device=options.device)
 
         def tell(line: str, hint: str | None = None) -> None:
             send({"tell": line})
 
         with checkpoints.handle_stop_signals():
-            record = run.resume(progress_sender(run, send), tell=tell, locked=True)
-        send(done_message(record))
+            return run.resume(progress_sender(run, send), tell=tell, locked=True)
 
 
 def crash_message(trace: str) -> dict[str, Any]:
