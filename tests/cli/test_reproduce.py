@@ -103,8 +103,7 @@ def test_what_failed_is_named_in_one_line_and_missing_in_the_table(call, worker,
     (tmp_path / "tiny.toml").write_text(TABLE, encoding="utf-8")
     worker(
         "import json, sys\n"
-        "plan = json.loads(sys.stdin.readline())['plan']\n"
-        "how = 'failed' if plan['method']['name'] == 'gpm' else 'busy'\n"
+        "how = 'failed' if 'gpm' in sys.argv else 'busy'\n"
         "print(json.dumps({'end': how, 'why': 'this and that'}))\n"
         "sys.exit(2)\n"
     )
@@ -173,6 +172,17 @@ def test_killed_it_leaves_no_process_behind_and_the_run_is_saved(tmp_path):
     assert not complete(tmp_path)  # it did not go on to its end
     assert not (folder / "lock.json").exists()  # it was not killed
     assert saved(tmp_path)
+
+
+def test_a_run_in_a_folder_of_another_name_is_resumed_there(call, stopped, tmp_path):
+    stopped(7, "run", "split-digits", "-m", "gpm", *SETTINGS)
+    (folder,) = (tmp_path / "runs").iterdir()
+    former = folder.rename(folder.with_name("split-digits-gpm-seed1-00000000"))
+    code, out, err = call("sweep", "-b", "split-digits", "-m", "gpm", *SETTINGS)
+    assert code == 0, err
+    assert "gpm, seed 1: gpm: resuming with task 2\n" in out
+    assert list((tmp_path / "runs").iterdir()) == [former]
+    assert RunRecord.load(former).complete
 
 
 def test_a_crash_has_another_exit_code(call, worker, tmp_path):
