@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -105,7 +105,7 @@ def run(
     from rich.console import Console
 
     from classgrad.distributed import join, leave, world
-    from classgrad.experiments.jobs import Job, message, progress_sender
+    from classgrad.experiments.jobs import Job, message, resume_with_messages
     from classgrad.experiments.remote import checkpoints_at, open_results
     from classgrad.report.page.pictures import draw_matrices
     from classgrad.runs.events import refuse_missing
@@ -136,23 +136,20 @@ def run(
         if send and (as_json or len(plans) > 1):
             raise UserError("--progress json is for one run: give one method and seed, no --json")
         refuse_other_processes(plans, {"--device": device, "--fresh": fresh, "--resume": resume})
+        if resume and fresh:
+            raise UserError("--resume and --fresh contradict each other: give one of them")
         results = stack.enter_context(open_results(out))
         if results.url and (fresh or tensorboard or world().size > 1):
             needs = "--fresh, --tensorboard and torchrun need a folder"
             raise UserError(f"{needs} for the results (got '{shown(out)}')")
         jobs = results.look_up([Job(plan, run_folder(results.folder, plan)) for plan in plans])
-        if resume and fresh:
-            raise UserError("--resume and --fresh contradict each other: give one of them")
         if resume and not any(has_saved_state(job.folder) for job in jobs):
             raise UserError(f"nothing to resume in '{out}': leave out --resume")
         # No markup: names may contain brackets.
         console = Console(stderr=as_json, markup=False, quiet=not is_main_process)
 
         def tell(line: str, hint: str | None = None) -> None:
-            if send:
-                send({"tell": line})
-            else:
-                console.print(with_hint(line, hint), soft_wrap=True)
+            console.print(with_hint(line, hint), soft_wrap=True)
 
         def make_run(stream: "TaskStream", job: Job) -> Run:
             folder, checkpoints = stack.enter_context(
@@ -174,13 +171,12 @@ def run(
                         remove_runs(job.folder for job in jobs)
                 for current in runs:
                     assert current.checkpoints is not None
-                    with (
-                        current.checkpoints.handle_stop_signals(),
-                        nullcontext(progress_sender(current, send))
-                        if send
-                        else progress_bar(console, current) as observer,
-                    ):
-                        records.append(current.resume(observer, tell=tell))
+                    with current.checkpoints.handle_stop_signals():
+                        if send:
+                            records.append(resume_with_messages(current, send))
+                        else:
+                            with progress_bar(console, current) as observer:
+                                records.append(current.resume(observer, tell=tell))
                         current.checkpoints.raise_if_stopped()
         leave()
         if send:

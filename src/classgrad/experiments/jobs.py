@@ -12,7 +12,7 @@ from classgrad.experiments.spec import Experiment
 from classgrad.runs.record import FILE_NAME, RunRecord
 from classgrad.runs.run import Run, has_saved_state, run_folder
 from classgrad.runs.spec import Plan
-from classgrad.training.loop import Observer, Progress
+from classgrad.training.loop import Progress
 
 CRASH_FILE = "crash.txt"  # the trace of a crash, in the folder of a run
 MESSAGE_INTERVAL = 0.2  # seconds between two messages on progress
@@ -119,8 +119,8 @@ class Status:
         return None if done_since < 0.01 else self.seconds * (1 - self.done) / done_since
 
 
-def progress_sender(run: Run, send: Send) -> Observer:
-    """Return an observer that sends messages on the progress of a run."""
+def resume_with_messages(run: Run, send: Send, *, locked: bool = False) -> RunRecord:
+    """Start or resume a run, and send messages while it runs; return its record."""
     sent = 0.0
 
     def observer(at: Progress) -> None:
@@ -130,7 +130,10 @@ def progress_sender(run: Run, send: Send) -> Observer:
             tasks, done = len(run.stream), run.share_done(at)
             send(message(run.record, task=at.task, tasks=tasks, done=done))
 
-    return observer
+    def tell(line: str, hint: str | None = None) -> None:
+        send({"tell": line})
+
+    return run.resume(observer, tell=tell, locked=locked)
 
 
 def message(record: RunRecord, **values: Any) -> dict[str, Any]:

@@ -22,14 +22,7 @@ import torch
 from classgrad.checkpoints import Lock
 from classgrad.errors import Stopped, UserError, shown
 from classgrad.experiments.executors.pool import TICK, Display, Options, Pool
-from classgrad.experiments.jobs import (
-    Job,
-    Send,
-    Status,
-    end_message,
-    message,
-    progress_sender,
-)
+from classgrad.experiments.jobs import Job, Send, Status, end_message, message, resume_with_messages
 from classgrad.experiments.remote import checkpoints_at
 from classgrad.runs.record import RunRecord, versions
 from classgrad.runs.run import Run, load_stream
@@ -177,12 +170,8 @@ def learn(job: Job, options: Options, send: Send) -> RunRecord:
     with place as (folder, checkpoints):
         stream = load_stream(job.plan, options.data_dir)
         run = Run(job.plan, stream, folder, checkpoints, device=options.device)
-
-        def tell(line: str, hint: str | None = None) -> None:
-            send({"tell": line})
-
         with checkpoints.handle_stop_signals():
-            return run.resume(progress_sender(run, send), tell=tell, locked=True)
+            return resume_with_messages(run, send, locked=True)
 
 
 def crash_message(trace: str) -> dict[str, Any]:
