@@ -174,6 +174,29 @@ def test_killed_it_leaves_no_process_behind_and_the_run_is_saved(tmp_path):
     assert saved(tmp_path)
 
 
+def test_a_recipe_that_changes_meanwhile_does_not_pass_for_the_same(call, tmp_path, monkeypatch):
+    recipe = tmp_path / "mine.toml"
+    text = 'description = "a test"\nnetwork = "mlp"\ntraining.epochs = 1\n'
+    recipe.write_text(text)
+    start = local.LocalPool.start
+
+    def start_later(pool, status):
+        recipe.write_text(text.replace("epochs = 1", "epochs = 2"))
+        return start(pool, status)
+
+    monkeypatch.setattr(local.LocalPool, "start", start_later)
+    words = ["sweep", "-b", "split-digits", "-m", "gpm", *SETTINGS[:-2], "--recipe", "mine.toml"]
+    code, _, err = call(*words)
+    assert code == 2
+    assert local.CHANGED in err
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(*words)
+    assert code == 0, err
+    (record,) = complete(tmp_path)
+    assert record.training["epochs"] == 2
+
+
 def test_a_run_in_a_folder_of_another_name_is_resumed_there(call, stopped, tmp_path):
     stopped(7, "run", "split-digits", "-m", "gpm", *SETTINGS)
     (folder,) = (tmp_path / "runs").iterdir()

@@ -42,8 +42,9 @@ def folder_in(place):
 
 def test_it_tells_where_it_is_and_what_came_out(follow, tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "MESSAGE_INTERVAL", 0.0)
-    code, (*steps, end), err = follow(*words())
+    code, (first, *steps, end), err = follow(*words())
     assert (code, err) == (0, "")
+    assert tmp_path / first["folder"] == folder_in(tmp_path)
     record = RunRecord.load(folder_in(tmp_path))
     assert record.complete
     assert end == {
@@ -61,7 +62,7 @@ def test_it_tells_where_it_is_and_what_came_out(follow, tmp_path, monkeypatch):
 def test_methods_that_learn_all_tasks_at_once_do_not_begin_at_the_end(follow, monkeypatch):
     monkeypatch.setattr(jobs, "MESSAGE_INTERVAL", 0.0)
     _, sent, _ = follow(*words("multitask"))
-    assert [at["done"] for at in sent[:-1]] == pytest.approx([n / 10 for n in range(1, 11)])
+    assert [at["done"] for at in sent[1:-1]] == pytest.approx([n / 10 for n in range(1, 11)])
 
 
 def test_it_does_not_speak_too_often(follow):
@@ -71,7 +72,7 @@ def test_it_does_not_speak_too_often(follow):
 
 def test_a_finished_run_is_told_of_at_once(follow):
     _, first, _ = follow(*words())
-    code, (line, end), _ = follow(*words())
+    code, (_, line, end), _ = follow(*words())
     assert code == 0
     assert line == {"tell": "gpm: finished before"}
     assert end == first[-1]
@@ -89,7 +90,7 @@ def test_a_failed_run_says_why(follow, tmp_path):
 def test_a_run_that_another_process_holds_is_busy(follow, tmp_path):
     follow(*words())
     with Lock(folder_in(tmp_path)):
-        code, (end,), _ = follow(*words())
+        code, (_, end), _ = follow(*words())
     assert (code, end["end"]) == (2, "busy")
     assert f"is in use by process {os.getpid()} " in end["why"]
 

@@ -145,6 +145,8 @@ def run(
         jobs = results.look_up([Job(plan, run_folder(results.folder, plan)) for plan in plans])
         if resume and not any(has_saved_state(job.folder) for job in jobs):
             raise UserError(f"nothing to resume in '{out}': leave out --resume")
+        if send:
+            send({"folder": jobs[0].place})
         # No markup: names may contain brackets.
         console = Console(stderr=as_json, markup=False, quiet=not is_main_process)
 
@@ -189,7 +191,7 @@ def run(
         print(json.dumps(contents[0] if len(contents) == 1 else contents, indent=1))
         return
     show_records(console, records)
-    folders = ", ".join(job.url or str(job.folder) for job in jobs) if len(jobs) < 9 else out
+    folders = ", ".join(job.place for job in jobs) if len(jobs) < 9 else out
     console.print(f"records   {folders}", soft_wrap=True)
     if not results.url:
         file = Path(out) / "matrices.png" if len(jobs) > 1 else jobs[0].folder / "matrix.png"

@@ -35,6 +35,11 @@ class Job:
     url: str | None = None
 
     @property
+    def place(self) -> str:
+        """Where its files are: its URL or its folder."""
+        return self.url or str(self.folder)
+
+    @property
     def label(self) -> str:
         """The first of its labels, and the number of others."""
         more = len(self.labels) - 1
@@ -67,9 +72,10 @@ class Job:
 class Status:
     """The progress of a job, from the messages of the process that runs it.
 
-    A message is a JSON object. During the run it has `task`, `tasks`, `done` (a share of the
-    whole), and `accuracy` and `transfer` of the tasks learnt so far; or `tell`, a line for the
-    user. The last message has `end`, which is `done`, `failed`, `busy` or `stopped`, and `why`.
+    A message is a JSON object. The first of `classgrad run` has `folder`, the place of the job.
+    During the run it has `task`, `tasks`, `done` (a share of the whole), and `accuracy` and
+    `transfer` of the tasks learnt so far; or `tell`, a line for the user. The last message has
+    `end`, which is `done`, `failed`, `busy` or `stopped`, and `why`.
     """
 
     job: Job

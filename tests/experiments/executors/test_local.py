@@ -195,6 +195,12 @@ def test_failed_busy_and_crashed_jobs_do_not_stop_the_others(worker, jobs):
     assert not trace.exists()
 
 
+def test_a_process_that_would_run_something_else_is_killed(worker, jobs):
+    worker('print(\'{"folder": "elsewhere"}\', flush=True)\nimport time; time.sleep(60)')
+    (status,) = execute(jobs[:1], Options(), Watcher())
+    assert (status.state, status.why, status.starts) == ("failed", local.CHANGED, 1)
+
+
 def test_a_crash_without_a_word_names_the_signal(worker, jobs):
     worker("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     (status,) = execute(jobs[:1], Options(), Watcher())

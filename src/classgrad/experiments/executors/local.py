@@ -14,6 +14,8 @@ from typing import Any
 from classgrad.experiments.executors.pool import TICK, Options, Pool
 from classgrad.experiments.jobs import Job, Status
 
+CHANGED = "its recipe or the installed version has changed meanwhile: repeat the command"
+
 
 class Worker:
     """The process of one job."""
@@ -42,7 +44,10 @@ class Worker:
             while chunk := os.read(self.output.fileno(), 2**16):
                 *lines, self._rest = (self._rest + chunk).split(b"\n")
                 for message in map(json.loads, lines):
-                    if "end" in message:
+                    if message.get("folder", self.status.job.place) != self.status.job.place:
+                        self.process.kill()
+                        self._end = {"end": "failed", "why": CHANGED}
+                    elif "end" in message:
                         self._end = message
                     else:
                         yield message
