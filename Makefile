@@ -12,7 +12,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-WORKERS ?= 2# processes of make test, one thread each
+WORKERS ?= 3# processes of make test, one thread each: some wait for others
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 # Types are checked beside the tests; what mypy says is shown after them.

@@ -98,16 +98,14 @@ def stopped(call, monkeypatch):
 
 @pytest.fixture
 def worker(tmp_path, monkeypatch):
-    """Return what puts a program in the place of the one that runs jobs of experiments."""
+    """Return what puts a program in the place of `python -m classgrad`, for jobs."""
     package = tmp_path / "fake" / "classgrad"
-    place = package / "experiments" / "executors"
-    place.mkdir(parents=True)
-    for folder in (package, place.parent, place):
-        (folder / "__init__.py").write_text("")
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
     real = local.environment
 
     def environment(threads):
         return {**real(threads), "PYTHONPATH": str(package.parent), "PLACE": str(tmp_path)}
 
     monkeypatch.setattr(local, "environment", environment)
-    return (place / "worker.py").write_text
+    return (package / "__main__.py").write_text

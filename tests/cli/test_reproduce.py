@@ -103,8 +103,7 @@ def test_what_failed_is_named_in_one_line_and_missing_in_the_table(call, worker,
     (tmp_path / "tiny.toml").write_text(TABLE, encoding="utf-8")
     worker(
         "import json, sys\n"
-        "plan = json.loads(sys.stdin.readline())['plan']\n"
-        "how = 'failed' if plan['method']['name'] == 'gpm' else 'busy'\n"
+        "how = 'failed' if 'gpm' in sys.argv else 'busy'\n"
         "print(json.dumps({'end': how, 'why': 'this and that'}))\n"
         "sys.exit(2)\n"
     )
@@ -173,6 +172,40 @@ def test_killed_it_leaves_no_process_behind_and_the_run_is_saved(tmp_path):
     assert not complete(tmp_path)  # it did not go on to its end
     assert not (folder / "lock.json").exists()  # it was not killed
     assert saved(tmp_path)
+
+
+def test_a_recipe_that_changes_meanwhile_does_not_pass_for_the_same(call, tmp_path, monkeypatch):
+    recipe = tmp_path / "mine.toml"
+    text = 'description = "a test"\nnetwork = "mlp"\ntraining.epochs = 1\n'
+    recipe.write_text(text)
+    start = local.LocalPool.start
+
+    def start_later(pool, status):
+        recipe.write_text(text.replace("epochs = 1", "epochs = 2"))
+        return start(pool, status)
+
+    monkeypatch.setattr(local.LocalPool, "start", start_later)
+    words = ["sweep", "-b", "split-digits", "-m", "gpm", *SETTINGS[:-2], "--recipe", "mine.toml"]
+    code, _, err = call(*words)
+    assert code == 2
+    assert local.CHANGED in err
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(*words)
+    assert code == 0, err
+    (record,) = complete(tmp_path)
+    assert record.training["epochs"] == 2
+
+
+def test_a_run_in_a_folder_of_another_name_is_resumed_there(call, stopped, tmp_path):
+    stopped(7, "run", "split-digits", "-m", "gpm", *SETTINGS)
+    (folder,) = (tmp_path / "runs").iterdir()
+    former = folder.rename(folder.with_name("split-digits-gpm-seed1-00000000"))
+    code, out, err = call("sweep", "-b", "split-digits", "-m", "gpm", *SETTINGS)
+    assert code == 0, err
+    assert "gpm, seed 1: gpm: resuming with task 2\n" in out
+    assert list((tmp_path / "runs").iterdir()) == [former]
+    assert RunRecord.load(former).complete
 
 
 def test_a_crash_has_another_exit_code(call, worker, tmp_path):

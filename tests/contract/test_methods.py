@@ -35,13 +35,10 @@ OTHER_NETWORKS = [
 IMAGES = blobs(tasks=2, classes=2, shape=(3, 20, 20), per_class=8)
 # Deep networks: with both kinds of BatchNorm for a method of each family, and an AlexNet of three
 # million weights for those that cannot use a ResNet.
+FAMILIES = ["cgp", "trgp", "owm", "ewc", "lwf", "er", "hat", "pgn", "apd"]
 DEEP = [
-    (
-        "resnet18",
-        {"width": 4, "norm": "batch"},
-        ["cgp", "trgp", "owm", "ewc", "lwf", "er", "hat", "pgn", "apd"],
-    ),
-    ("resnet18", {"width": 4, "norm": "stored"}, list(METHODS)),
+    ("resnet18", {"width": 4, "norm": "batch"}, FAMILIES),
+    ("resnet18", {"width": 4, "norm": "stored"}, METHODS),
     ("alexnet5", {"norm": "batch"}, ["cgp", "er", "den", "rcl"]),
     ("alexnet5", {"norm": "stored", "affine": "task"}, ["gpm", "ewc", "hat", "apd"]),
 ]

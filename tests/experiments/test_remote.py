@@ -1,7 +1,5 @@
 """Results at a URL: nothing is lost wherever copying is cut short, and runs go on elsewhere."""
 
-import json
-import signal
 import sys
 from contextlib import suppress
 
@@ -10,12 +8,10 @@ import torch
 
 from classgrad.checkpoints.store import Store
 from classgrad.errors import UserError
-from classgrad.experiments.executors import worker
-from classgrad.experiments.executors.pool import Options, save_trace
-from classgrad.experiments.jobs import Job
+from classgrad.experiments.executors.pool import save_trace
+from classgrad.experiments.jobs import Job, jobs_of_plans
 from classgrad.experiments.remote import Remote, RemoteCheckpointManager, Results
 from classgrad.runs.spec import make_plan
-from classgrad.training.loop import Loop
 
 SETTINGS = {"tasks": 2, "train_per_class": 10, "batch_size": 10, "epochs": 1}
 WORDS = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
@@ -95,48 +91,18 @@ def files(folder):
     return [path.name for path in folder.rglob("*") if path.is_file()]
 
 
-@pytest.fixture
-def done(tmp_path):
-    """Return what does a small job, at a URL or not; returns its messages."""
-
-    def do(url):
-        job = Job(make_plan("split-digits", "gpm", values=SETTINGS), tmp_path / "here", ("a",), url)
-        sent = []
-        worker.run_job(worker.to_json(job, Options()), sent.append)
-        return sent
-
-    return do
-
-
-def test_a_run_that_was_stopped_goes_on_in_another_folder(done, tmp_path, monkeypatch):
-    step, seen = Loop.step, []
-
-    def stopping(self, *given):
-        seen.append(1)
-        if len(seen) == 3:  # there is no record yet
-            signal.raise_signal(signal.SIGTERM)
-        return step(self, *given)
-
-    url = f"file://{tmp_path}/there/run"
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "step", stopping)
-        sent = done(url)
-    assert sent[-1] == {"end": "stopped"}
-    assert not (tmp_path / "here").exists()
+def test_a_run_that_was_stopped_is_resumed_by_a_sweep(call, stopped, tmp_path):
+    words = ["-m", "gpm", *WORDS, "--out", f"file://{tmp_path}/there"]
+    stopped(3, "run", "split-digits", *words)  # there is no record yet
     results = Results(tmp_path / "known", f"file://{tmp_path}/there")
-    job = Job(make_plan("split-digits", "gpm", values=SETTINGS), tmp_path / "known" / "run", ("a",))
+    plan = make_plan("split-digits", "gpm", values=SETTINGS)
+    (job,) = jobs_of_plans([("a", plan)], results.folder)
     assert [job.state() for job in results.look_up([job])] == ["cut"]
-    sent = done(url)
-    assert sent[-1]["end"] == "done"
-    assert {"tell": "gpm: resuming with task 1"} in sent
+    code, out, err = call("sweep", "-b", "split-digits", *words)
+    assert code == 0, err
+    assert "gpm, seed 1: gpm: resuming with task 1\n" in out
     assert files(tmp_path / "there") == ["record.json"]
     assert [job.state() for job in results.look_up([job])] == ["done"]
-    done(None)
-    found, expected = (
-        json.loads((tmp_path / name / "record.json").read_text()) for name in ("there/run", "here")
-    )
-    assert found.pop("seconds") != expected.pop("seconds")
-    assert found == expected
 
 
 def test_a_sweep_at_a_url_is_not_run_again(call, tmp_path):

@@ -1,8 +1,8 @@
 """Streams of the handwritten digits that come with the package: 1,797 images of 8 x 8 pixels.
 
-`digits.npz` is the test set of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, UCI
-Machine Learning Repository, 1998; CC BY 4.0), as scikit-learn has it. A pixel counts dark dots, from
-0 to 16.
+`digits.npz` is the test set of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak;
+UCI Machine Learning Repository, 1998; CC BY 4.0), as scikit-learn has it. A pixel counts dark dots,
+from 0 to 16.
 """
 
 from pathlib import Path

@@ -63,6 +63,9 @@ Methods = Annotated[
 ]
 NetworkName = Annotated[str | None, typer.Option(help="A network; by default that of the recipe.")]
 Recipe = Annotated[str, typer.Option(help="A recipe by name, or a .toml file.")]
+Out = Annotated[
+    str, typer.Option(help="Folder for the results, or a URL such as s3://bucket/folder.")
+]
 DataDir = Annotated[
     Path | None, typer.Option(envvar="CLASSGRAD_DATA", help="Folder of the datasets.")
 ]

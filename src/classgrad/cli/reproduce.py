@@ -14,6 +14,7 @@ from classgrad.cli.options import (
     Device,
     Methods,
     NetworkName,
+    Out,
     Recipe,
     SaveMinutes,
     make_plans,
@@ -54,9 +55,6 @@ Ray = Annotated[
         metavar="auto|HOST:PORT",
         help="Run on a Ray cluster; auto is that of this machine, and is started if necessary.",
     ),
-]
-Out = Annotated[
-    str, typer.Option(help="Folder for the results, or a URL such as s3://bucket/folder.")
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the runs and an estimate of their time only.")

@@ -1,21 +1,25 @@
 """Jobs: the runs that experiments need, and the progress of each. Executors run them."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from classgrad.checkpoints.lock import InUse
 from classgrad.errors import UserError
 from classgrad.experiments.spec import Experiment
 from classgrad.runs.record import FILE_NAME, RunRecord
-from classgrad.runs.run import has_saved_state, run_folder
+from classgrad.runs.run import Run, has_saved_state, run_folder
 from classgrad.runs.spec import Plan
+from classgrad.training.loop import Progress
 
 CRASH_FILE = "crash.txt"  # the trace of a crash, in the folder of a run
+MESSAGE_INTERVAL = 0.2  # seconds between two messages on progress
 
 State = Literal["done", "cut", "missing"]  # on disk, before a pool runs it
-Progress = Literal["waiting", "running", "done", "failed", "busy", "stopped"]  # in a pool
+JobState = Literal["waiting", "running", "done", "failed", "busy", "stopped"]  # in a pool
+Send = Callable[[dict[str, Any]], None]  # sends a message, see `Status`
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,13 @@ class Job:
 
     plan: Plan
     folder: Path
-    labels: tuple[str, ...]
+    labels: tuple[str, ...] = ()
     url: str | None = None
+
+    @property
+    def place(self) -> str:
+        """Where its files are: its URL or its folder."""
+        return self.url or str(self.folder)
 
     @property
     def label(self) -> str:
@@ -63,13 +72,14 @@ class Job:
 class Status:
     """The progress of a job, from the messages of the process that runs it.
 
-    A message is a JSON object. During the run it has `task`, `tasks`, `done` (a share of the
-    whole), and `accuracy` and `transfer` of the tasks learnt so far; or `tell`, a line for the
-    user. The last message has `end`, which is `done`, `failed`, `busy` or `stopped`, and `why`.
+    A message is a JSON object. The first of `classgrad run` has `folder`, the place of the job.
+    During the run it has `task`, `tasks`, `done` (a share of the whole), and `accuracy` and
+    `transfer` of the tasks learnt so far; or `tell`, a line for the user. The last message has
+    `end`, which is `done`, `failed`, `busy` or `stopped`, and `why`.
     """
 
     job: Job
-    state: Progress = "waiting"
+    state: JobState = "waiting"
     task: int = 0
     tasks: int = 0
     done: float = 0.0  # share of the whole run
@@ -86,7 +96,7 @@ class Status:
         """Mark it as running, and start its clock."""
         self.state, self.began, self.done_before = "running", time.monotonic(), None
 
-    def end(self, state: Progress, why: str = "", *, crash: bool = False) -> None:
+    def end(self, state: JobState, why: str = "", *, crash: bool = False) -> None:
         """Mark it as ended in a certain state."""
         self.state, self.why, self.crash = state, why, crash
         self.ended = time.monotonic()
@@ -113,6 +123,35 @@ class Status:
             return None
         done_since = self.done - self.done_before
         return None if done_since < 0.01 else self.seconds * (1 - self.done) / done_since
+
+
+def resume_with_messages(run: Run, send: Send, *, locked: bool = False) -> RunRecord:
+    """Start or resume a run, and send messages while it runs; return its record."""
+    sent = 0.0
+
+    def observer(at: Progress) -> None:
+        nonlocal sent
+        if time.monotonic() - sent >= MESSAGE_INTERVAL:
+            sent = time.monotonic()
+            tasks, done = len(run.stream), run.share_done(at)
+            send(message(run.record, task=at.task, tasks=tasks, done=done))
+
+    def tell(line: str, hint: str | None = None) -> None:
+        send({"tell": line})
+
+    return run.resume(observer, tell=tell, locked=locked)
+
+
+def message(record: RunRecord, **values: Any) -> dict[str, Any]:
+    """Return a message with some values, and with those of a record."""
+    return {**values, "accuracy": record.average_accuracy, "transfer": record.backward_transfer}
+
+
+def end_message(error: BaseException) -> dict[str, Any]:
+    """Return the last message of a run that ended with an error, or was stopped."""
+    if isinstance(error, UserError):
+        return {"end": "busy" if isinstance(error, InUse) else "failed", "why": str(error)}
+    return {"end": "stopped"}
 
 
 def jobs_of_experiments(

@@ -125,8 +125,10 @@ def complete_checkpoints(names: Sequence[str]) -> set[str]:
 class RemoteCheckpointManager(CheckpointManager):
     """Saves the checkpoints of a run, and uploads them to a URL."""
 
-    def __init__(self, folder: Path, remote: Remote, *, minutes: float) -> None:
-        super().__init__(folder, minutes=minutes)
+    def __init__(
+        self, folder: Path, remote: Remote, *, minutes: float, steps: int | None = None
+    ) -> None:
+        super().__init__(folder, minutes=minutes, steps=steps)
         self.folder, self.remote = folder, remote
 
     def save(self, state: dict[str, Any]) -> None:
@@ -143,20 +145,20 @@ class RemoteCheckpointManager(CheckpointManager):
 
 @contextmanager
 def checkpoints_at(
-    folder: Path, url: str | None, *, minutes: float
+    folder: Path, url: str | None, *, minutes: float, steps: int | None = None
 ) -> Iterator[tuple[Path, CheckpointManager]]:
     """Yield the folder a run works in, and its checkpoint manager.
 
     With a URL that is a temporary folder, with a copy of what is at the URL.
     """
     if url is None:
-        yield folder, CheckpointManager(folder, minutes=minutes)
+        yield folder, CheckpointManager(folder, minutes=minutes, steps=steps)
         return
     remote = Remote(url)
     with tempfile.TemporaryDirectory(prefix="classgrad-") as temporary:
         folder = Path(temporary) / PurePosixPath(url).name
         remote.fetch(folder)
-        yield folder, RemoteCheckpointManager(folder, remote, minutes=minutes)
+        yield folder, RemoteCheckpointManager(folder, remote, minutes=minutes, steps=steps)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,8 @@ class Plan:
     seed: int
     defaults: int = field(default_factory=defaults.newest_version)
     trunk: nn.Module | None = field(default=None, compare=False, repr=False)  # a user's own
+    # The `recipe` and the `values` that `make_plan` was called with.
+    given: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         """Return every value, as the record has them."""
@@ -240,6 +242,7 @@ def make_plan(
         training=Training(**filled["training"]),
         seed=seed,
         trunk=trunk,
+        given={"recipe": recipe, "values": dict(values or {})},
     )
 
 

@@ -3,6 +3,7 @@
 The processes here are no real runs, so that they start at once.
 """
 
+import functools
 import io
 import json
 import os
@@ -10,21 +11,30 @@ import re
 import signal
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
+from classgrad import cli
 from classgrad.cli import experiments
+from classgrad.cli.options import make_plans, parse_seeds, parse_settings
 from classgrad.errors import Stopped
+from classgrad.experiments import spec
 from classgrad.experiments.executors import local
 from classgrad.experiments.executors.local import LocalPool
 from classgrad.experiments.executors.pool import Options
-from classgrad.experiments.jobs import Status, jobs_of_plans
+from classgrad.experiments.jobs import Status, jobs_of_experiments, jobs_of_plans
+from classgrad.runs import recipes
+from classgrad.runs.run import run_folder
 from classgrad.runs.spec import make_plan
 
 DONE = """
-import json, sys
-job = json.loads(sys.stdin.readline())
+import json
 print(json.dumps({"task": 0, "tasks": 2, "done": 0.5, "accuracy": 80.5, "transfer": None}))
 print(json.dumps({"tell": "hello"}))
 print(json.dumps({"end": "done", "done": 1.0, "accuracy": 90.5, "transfer": -1.5}), flush=True)
@@ -71,31 +81,104 @@ def test_so_many_run_at_once_and_all_come_to_their_end(worker, jobs):
     assert len(re.findall(r"done after 0\.\d s, ACC 90\.50, BWT -1\.50\n", show.text)) == 3
 
 
-def test_a_job_goes_to_its_process_as_json_with_its_threads(worker, jobs, tmp_path):
+def test_a_job_is_a_process_of_run_with_its_threads(worker, jobs, tmp_path):
     worker(
         "import json, os, sys\n"
-        "job = json.loads(sys.stdin.readline())\n"
-        "job['environment'] = os.environ.get('OMP_NUM_THREADS')\n"
-        "job['apart'] = os.getsid(0) == os.getpid()\n"
-        "open(os.environ['PLACE'] + '/job.json', 'w').write(json.dumps(job))\n"
+        "threads, apart = os.environ.get('OMP_NUM_THREADS'), os.getsid(0) == os.getpid()\n"
+        "started = [sys.argv[1:], threads, apart, sys.stdin.read()]\n"
+        "open(os.environ['PLACE'] + '/started.json', 'w').write(json.dumps(started))\n"
     )
-    execute(jobs[:1], Options(threads=3, save_minutes=2.5, data_dir=tmp_path), Watcher())
-    job = json.loads((tmp_path / "job.json").read_text())
-    assert job["plan"] == json.loads(json.dumps(jobs[0].plan.as_dict()))
-    assert job["folder"] == str(jobs[0].folder)
-    assert (job["threads"], job["environment"]) == (3, "3")
-    assert job["apart"]  # Ctrl-C does not reach it
-    assert (job["save_minutes"], job["data_dir"]) == (2.5, str(tmp_path))
+    options = Options(threads=3, save_minutes=2.5, data_dir=tmp_path)
+    execute(jobs[:1], options, Watcher())
+    words, threads, apart, text = json.loads((tmp_path / "started.json").read_text())
+    assert words == ["run", *local.arguments(jobs[0], options)]
+    assert threads == "3"
+    assert apart  # Ctrl-C does not reach it
+    assert text == ""  # it does not read what is meant for the parent
+
+
+def parsed(job, options):
+    """Return parameters and plan of `classgrad run`, as it parses the arguments of a job."""
+    app, taken = typer.Typer(), {}
+
+    @app.command()
+    @functools.wraps(cli.run.run)
+    def note(**parameters):
+        taken.update(parameters)
+
+    app(local.arguments(job, options), standalone_mode=False)
+    words = (taken[name] for name in ("benchmark", "method", "network", "recipe"))
+    (seed,) = parse_seeds(taken["seed"])
+    (plan,) = make_plans(*words, seed, parse_settings(taken["settings"] or []))
+    return taken, plan
+
+
+def same_plan(job):
+    """Tell whether the arguments of a job make its plan."""
+    return parsed(job, Options())[1].as_dict() == job.plan.as_dict()
+
+
+def test_the_arguments_name_all_options_and_the_folder_of_the_job(jobs, tmp_path, monkeypatch):
+    monkeypatch.delenv("CLASSGRAD_DATA", raising=False)
+    options = Options(4, 3, tmp_path / "data", 2.5, "cuda")
+    taken, plan = parsed(jobs[0], options)
+    assert run_folder(taken["out"], plan) == jobs[0].folder
+    assert (taken["threads"], taken["save_minutes"], taken["device"]) == (3, 2.5, "cuda")
+    assert (taken["data_dir"], taken["progress"]) == (tmp_path / "data", "json")
+    remote = replace(jobs[0], url=f"s3://bucket/a/{jobs[0].folder.name}")
+    taken, _ = parsed(remote, Options())
+    assert (taken["out"], taken["data_dir"], taken["threads"]) == ("s3://bucket/a", None, None)
+
+
+@pytest.mark.parametrize("recipe", recipes.names())
+@pytest.mark.parametrize("name", spec.names())
+def test_the_arguments_of_every_line_of_every_experiment_make_the_same_plan(name, recipe):
+    for job in jobs_of_experiments([spec.load(name)], recipe, [7], Path("runs")):
+        assert same_plan(job)
+
+
+LAYERS = st.dictionaries(st.sampled_from(["*", "fc1", "fc2"]), st.floats(0.5, 0.99), min_size=1)
+VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        "eta": st.floats(0, 1),
+        "lambda": st.floats(0, 10),
+        "energy": st.floats(0.5, 0.99) | LAYERS,
+        "rule": st.sampled_from(["alg1", "joint", "official", "gpm"]),
+        "correct_only": st.booleans(),
+        "max_basis_mb": st.none() | st.floats(1, 1e6),
+        "epochs": st.integers(1, 100),
+        "learning_rate": st.floats(1e-9, 1e9),
+        "tasks": st.integers(1, 20),
+    },
+)
+
+
+@given(VALUES, st.sampled_from(["mlp", None]))
+@settings(deadline=None)
+def test_the_arguments_of_any_settings_make_the_same_plan(values, network):
+    plan = make_plan("permuted-digits", "cgp", network=network, values=values)
+    (job,) = jobs_of_plans([("a", plan)], Path("runs"))
+    assert same_plan(job)
+
+
+def test_a_recipe_in_a_file_is_given_by_its_path(tmp_path):
+    file = tmp_path / "file.toml"
+    file.write_text('name = "mine"\ndescription = "a test"\nnetwork = "mlp"\ntraining.epochs = 3\n')
+    plan = make_plan("split-digits", "gpm", recipe=str(file))
+    assert (plan.recipe, plan.training.epochs) == ("mine", 3)
+    (job,) = jobs_of_plans([("a", plan)], tmp_path)
+    assert same_plan(job)
 
 
 def test_failed_busy_and_crashed_jobs_do_not_stop_the_others(worker, jobs):
     worker(
         "import json, sys\n"
-        "seed = json.loads(sys.stdin.readline())['plan']['seed']\n"
-        "if seed == 1:\n"
+        "seed = sys.argv[sys.argv.index('--seed') + 1]\n"
+        "if seed == '1':\n"
         "    print(json.dumps({'end': 'failed', 'why': 'the loss is nan'}))\n"
         "    sys.exit(2)\n"
-        "if seed == 2:\n"
+        "if seed == '2':\n"
         "    raise RuntimeError('this is a fault')\n"
         "print(json.dumps({'end': 'busy', 'why': 'in use'}))\n"
     )
@@ -110,6 +193,12 @@ def test_failed_busy_and_crashed_jobs_do_not_stop_the_others(worker, jobs):
     worker(DONE)
     execute(jobs, Options(), Watcher())
     assert not trace.exists()
+
+
+def test_a_process_that_would_run_something_else_is_killed(worker, jobs):
+    worker('print(\'{"folder": "elsewhere"}\', flush=True)\nimport time; time.sleep(60)')
+    (status,) = execute(jobs[:1], Options(), Watcher())
+    assert (status.state, status.why, status.starts) == ("failed", local.CHANGED, 1)
 
 
 def test_a_crash_without_a_word_names_the_signal(worker, jobs):

@@ -1,8 +1,8 @@
 """Jobs as tasks of a cluster that is not there: how tasks end, and what machines must have."""
 
 import io
-import json
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -10,6 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 
 from classgrad.checkpoints import Lock
@@ -17,10 +18,10 @@ from classgrad.checkpoints.lock import FILE_NAME as LOCK
 from classgrad.cli import experiments
 from classgrad.errors import Stopped, UserError
 from classgrad.experiments.executors.pool import Options
-from classgrad.experiments.executors.worker import to_json
 from classgrad.experiments.jobs import jobs_of_plans
 from classgrad.runs.record import versions
 from classgrad.runs.spec import make_plan
+from classgrad.training.loop import Loop
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 from ray.exceptions import NodeDiedError, TaskCancelledError, WorkerCrashedError  # noqa: E402
@@ -39,8 +40,8 @@ class FakeRay:
     def remote(self, **options):
         assert options == {"num_cpus": 2, "num_gpus": 0, "max_retries": 0, "max_calls": 1}
 
-        def submit(text, number, mailbox):
-            self.jobs.append((number, json.loads(text)))
+        def submit(job, options, number, mailbox):
+            self.jobs.append((number, job, options))
             return len(self.jobs) - 1
 
         submit.remote = submit
@@ -113,8 +114,8 @@ def test_a_job_goes_there_with_its_folder_locked_here(run, jobs, tmp_path, monke
     assert [(status.state, status.accuracy) for status in found] == [("done", 90.5)] * 2
     assert seen[0] == [True, True]
     assert not any((job.folder / LOCK).exists() for job in jobs)
-    assert [job["folder"] for _, job in fake.jobs] == [str(job.folder.absolute()) for job in jobs]
-    assert all(job["locked"] and job["threads"] == 2 for _, job in fake.jobs)
+    assert [job.folder for _, job, _ in fake.jobs] == [job.folder.absolute() for job in jobs]
+    assert all(options.threads == 2 for _, _, options in fake.jobs)
 
 
 def test_it_waits_until_there_is_room_and_tells_how_far_it_is(run):
@@ -132,7 +133,7 @@ def test_a_job_whose_machine_is_gone_is_started_again(run, jobs):
     lost = NodeDiedError("gone")
     fake, (status,), text = run([lost, WorkerCrashedError(), {"end": "stopped"}, DONE])
     assert status.state == "done"
-    assert [number for number, _ in fake.jobs] == [1, 2, 3, 4]
+    assert [number for number, _, _ in fake.jobs] == [1, 2, 3, 4]
     for why in (" (Ray: NodeDiedError)", " (Ray: WorkerCrashedError)", ""):
         assert f"gpm, seed 1: its process is gone{why}; resuming in another process\n" in text
 
@@ -206,24 +207,58 @@ def test_asked_to_stop_it_does_not_wait_for_ever(run, jobs, monkeypatch):
     assert seen[0].cancelled == [(0, False), (0, True)]
 
 
-def test_a_task_returns_its_end_and_leaves_the_rest_in_the_mailbox(monkeypatch):
-    left = []
+@pytest.fixture
+def attempt(tmp_path):
+    """Return what runs a small job as a task does; returns its end and what it left."""
 
-    def put(number, message):
-        left.append((number, message))
+    def do(**values):
+        small = {"tasks": 2, "train_per_class": 10, "batch_size": 10, "epochs": 1}
+        plan = make_plan("split-digits", "gpm", values={**small, **values})
+        (job,) = jobs_of_plans([("a", plan)], tmp_path)
+        left = []
 
-    mailbox = SimpleNamespace(put=SimpleNamespace(remote=put))
+        def put(number, message):
+            left.append((number, message))
 
-    def run_job(job, send):
-        send({"done": 0.5})
-        if job == b"faulty":
-            raise RuntimeError("this is a fault")
-        send(DONE)
+        mailbox = SimpleNamespace(put=SimpleNamespace(remote=put))
+        options = Options(threads=torch.get_num_threads())
+        job, options = pickle.loads(pickle.dumps((job, options)))  # as Ray sends them
+        with Lock(job.folder):  # as the pool holds it
+            return cluster.attempt(job, options, 8, mailbox), left, job
 
-    monkeypatch.setattr(cluster, "run_job", run_job)
-    assert cluster.attempt(b"sound", 8, mailbox) == DONE
-    assert left == [(8, {"machine": socket.gethostname()}), (8, {"done": 0.5})]
-    crash = cluster.attempt(b"faulty", 9, mailbox)
+    return do
+
+
+def test_a_task_returns_its_end_and_leaves_the_rest_in_the_mailbox(attempt):
+    end, left, job = attempt()
+    record = job.record()
+    assert record.complete
+    assert end == {
+        "end": "done",
+        "done": 1.0,
+        "accuracy": record.average_accuracy,
+        "transfer": record.backward_transfer,
+    }
+    assert left[0] == (8, {"machine": socket.gethostname()})
+    assert left[1][0] == 8
+    assert left[1][1]["task"] == 0
+    again, left, _ = attempt()
+    assert again == end
+    assert left[1:] == [(8, {"tell": "gpm: finished before"})]
+
+
+def test_a_task_returns_why_it_failed_or_crashed_or_that_it_was_stopped(attempt, monkeypatch):
+    end, _, _ = attempt(learning_rate=1e30)
+    assert end["end"] == "failed"
+    assert end["why"].startswith("the loss is ")
+    monkeypatch.setattr(Loop, "step", lambda *given: signal.raise_signal(signal.SIGINT))
+    assert attempt()[0] == {"end": "stopped"}
+
+    def fail(*given):
+        raise RuntimeError("this is a fault")
+
+    monkeypatch.setattr(Loop, "step", fail)
+    crash, _, _ = attempt()
     assert (crash["end"], crash["why"]) == ("crashed", "RuntimeError: this is a fault")
     assert crash["trace"].endswith("RuntimeError: this is a fault\n")
 
@@ -332,7 +367,7 @@ def test_a_cluster_without_room_is_refused(monkeypatch):
         slots(4, "cuda")
 
 
-def test_a_run_on_a_gpu_asks_the_cluster_for_one(jobs, monkeypatch):
+def test_a_run_on_a_gpu_asks_the_cluster_for_one(monkeypatch):
     asked = []
 
     def remote(**options):
@@ -345,7 +380,6 @@ def test_a_run_on_a_gpu_asks_the_cluster_for_one(jobs, monkeypatch):
         cluster.RayPool([], Options(threads=3, device=device), None)
     found = [(one["num_cpus"], one["num_gpus"]) for one in asked]
     assert found == [(3, 0), (3, 1)]
-    assert json.loads(to_json(jobs[0], Options(device="cuda")))["device"] == "cuda"
 
 
 def test_one_device_of_a_cluster_cannot_be_named(call):

@@ -1,4 +1,4 @@
-"""Jobs on this machine: several in parallel, each in its own process."""
+"""Jobs on this machine: several in parallel, each a process of `classgrad run`."""
 
 import json
 import os
@@ -12,8 +12,9 @@ from contextlib import suppress
 from typing import Any
 
 from classgrad.experiments.executors.pool import TICK, Options, Pool
-from classgrad.experiments.executors.worker import to_json
-from classgrad.experiments.jobs import Status
+from classgrad.experiments.jobs import Job, Status
+
+CHANGED = "its recipe or the installed version has changed meanwhile: repeat the command"
 
 
 class Worker:
@@ -25,19 +26,16 @@ class Worker:
         self._rest = b""  # the beginning of a line that is not complete yet
         self._end: dict[str, Any] | None = None  # its last message
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "classgrad.experiments.executors.worker"],
-            stdin=subprocess.PIPE,
+            [sys.executable, "-P", "-m", "classgrad", "run", *arguments(status.job, options)],
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=environment(options.threads),
             start_new_session=True,  # Ctrl-C reaches the parent only, which then stops its jobs
         )
-        assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self._input, self.output = self.process.stdin, self.process.stdout
+        self.output = self.process.stdout
         os.set_blocking(self.output.fileno(), False)
-        with suppress(BrokenPipeError):  # it has ended already, which `messages` will report
-            os.write(self._input.fileno(), to_json(status.job, options) + b"\n")
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """Yield the messages since the last call, and the end once the process has ended."""
@@ -46,7 +44,10 @@ class Worker:
             while chunk := os.read(self.output.fileno(), 2**16):
                 *lines, self._rest = (self._rest + chunk).split(b"\n")
                 for message in map(json.loads, lines):
-                    if "end" in message:
+                    if message.get("folder", self.status.job.place) != self.status.job.place:
+                        self.process.kill()
+                        self._end = {"end": "failed", "why": CHANGED}
+                    elif "end" in message:
                         self._end = message
                     else:
                         yield message
@@ -68,7 +69,6 @@ class Worker:
         if self._errors.closed:  # a signal interrupted the pool after the first call
             return ""
         self.process.wait()
-        self._input.close()
         self.output.close()
         self._errors.seek(0)
         with self._errors:
@@ -89,8 +89,29 @@ class LocalPool(Pool[Worker]):
         select.select([worker.output for worker in self.running], [], [], TICK)
 
 
+def arguments(job: Job, options: Options) -> list[str]:
+    """Return the arguments of `classgrad run` for a job."""
+    plan = job.plan
+    words = {
+        "--method": plan.method.name,
+        "--network": plan.network,
+        "--recipe": plan.given["recipe"],
+        "--seed": plan.seed,
+        "--out": job.folder.parent if job.url is None else job.url.rpartition("/")[0],
+        "--data-dir": options.data_dir,
+        "--threads": options.threads,
+        "--save-minutes": options.save_minutes,
+        "--device": options.device,
+        "--progress": "json",
+    }
+    pairs = [(option, str(value)) for option, value in words.items() if value is not None]
+    for name, value in plan.given["values"].items():
+        pairs.append(("--set", f"{name}={json.dumps(value)}"))
+    return [plan.benchmark, *(word for pair in pairs for word in pair)]
+
+
 def environment(threads: int | None) -> dict[str, str]:
-    """Return the environment of a worker: the same module paths, and the number of threads."""
+    """Return the environment of a process: the same module paths, and the number of threads."""
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     if threads is not None:
         variables["OMP_NUM_THREADS"] = str(threads)

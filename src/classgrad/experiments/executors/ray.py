@@ -17,12 +17,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from classgrad.checkpoints import Lock
-from classgrad.errors import UserError, shown
+from classgrad.errors import Stopped, UserError, shown
 from classgrad.experiments.executors.pool import TICK, Display, Options, Pool
-from classgrad.experiments.executors.worker import run_job, to_json
-from classgrad.experiments.jobs import Job, Status
-from classgrad.runs.record import versions
+from classgrad.experiments.jobs import Job, Send, Status, end_message, message, resume_with_messages
+from classgrad.experiments.remote import checkpoints_at
+from classgrad.runs.record import RunRecord, versions
+from classgrad.runs.run import Run, load_stream
 
 # Ray reads these when it is imported: no usage statistics, and no output on the terminal.
 QUIET = {
@@ -109,8 +112,8 @@ class RayPool(Pool[RayTask]):
         """Submit a job to the cluster."""
         number = sum(status.starts for status in self.statuses)
         lock = Lock(status.job.folder).__enter__()
-        text = to_json(status.job, self.options, locked=True)
-        return RayTask(status, number, lock, self.remote.remote(text, number, self.mailbox))
+        ref = self.remote.remote(status.job, self.options, number, self.mailbox)
+        return RayTask(status, number, lock, ref)
 
     def wait(self) -> None:
         """Wait until a task has ended, for at most `TICK` seconds; collect all messages."""
@@ -142,25 +145,33 @@ class RayPool(Pool[RayTask]):
             self.handle(task, {"end": "stopped", "why": why})
 
 
-def attempt(job: bytes, number: int, mailbox: Any) -> dict[str, Any]:
+def attempt(job: Job, options: Options, number: int, mailbox: Any) -> dict[str, Any]:
     """Run a job, in a process of the cluster, and return its last message.
 
     Other messages go to the mailbox, with the number of the task; they may get lost without harm.
     """
-    end: dict[str, Any] = {}
 
     def send(message: dict[str, Any]) -> None:
-        if "end" in message:
-            end.update(message)
-        else:
-            mailbox.put.remote(number, message)
+        mailbox.put.remote(number, message)
 
     send({"machine": socket.gethostname()})
     try:
-        run_job(job, send)
+        return message(learn(job, options, send), end="done", done=1.0)
+    except (UserError, Stopped) as error:
+        return end_message(error)
     except Exception:
         return crash_message(traceback.format_exc())
-    return end
+
+
+def learn(job: Job, options: Options, send: Send) -> RunRecord:
+    """Start or resume the run of a job, whose folder is locked; return its record."""
+    torch.set_num_threads(options.threads or 1)
+    place = checkpoints_at(job.folder, job.url, minutes=options.save_minutes)
+    with place as (folder, checkpoints):
+        stream = load_stream(job.plan, options.data_dir)
+        run = Run(job.plan, stream, folder, checkpoints, device=options.device)
+        with checkpoints.handle_stop_signals():
+            return resume_with_messages(run, send, locked=True)
 
 
 def crash_message(trace: str) -> dict[str, Any]:
