@@ -41,8 +41,8 @@ def of_code() -> dict[str, dict[str, Any]]:
     """Return the defaults of every part as the code has them."""
     signature = inspect.signature(Learner.__init__).parameters
     learner = {name: signature[word].default for name, word in LEARNER.items()}
-    found = {part: kind().model_dump() for part, kind in kinds().items()}
-    return defaults.as_json({**found, "learner": learner})
+    result = {part: kind().model_dump() for part, kind in kinds().items()}
+    return defaults.as_json({**result, "learner": learner})
 
 
 def changes() -> dict[str, dict[str, Any]]:

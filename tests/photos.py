@@ -11,12 +11,12 @@ EDGE = 8
 
 def photos(folder, *names, count=10, seed=1):
     """Make a folder of pictures for each class, around a picture of its own."""
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     for name in names:
-        centre = chance.integers(0, 256, (EDGE, EDGE, 3))
+        centre = rng.integers(0, 256, (EDGE, EDGE, 3))
         (folder / name).mkdir(parents=True)
         for number in range(count):
-            pixels = np.clip(centre + chance.normal(0, 20, centre.shape), 0, 255)
+            pixels = np.clip(centre + rng.normal(0, 20, centre.shape), 0, 255)
             Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{number:02}.png")
     return folder
 

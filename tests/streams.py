@@ -15,20 +15,20 @@ def blobs(
     seed: int = 0,
 ) -> TaskStream:
     """Noisy copies of one random image per class: learnt in a few steps, forgotten as fast."""
-    chance = torch.Generator().manual_seed(seed)
-    found, tests = [], []
+    rng = torch.Generator().manual_seed(seed)
+    result, tests = [], []
     for number in range(tasks):
-        centres = torch.rand(classes, *shape, generator=chance)
+        centres = torch.rand(classes, *shape, generator=rng)
         parts = []
         for count in (per_class, 4, 8):
             labels = torch.arange(classes).repeat_interleave(count)
-            noise = torch.rand(len(labels), *shape, generator=chance)
+            noise = torch.rand(len(labels), *shape, generator=rng)
             images = (0.7 * centres[labels] + 0.3 * noise).mul(255).to(torch.uint8)
             parts.append(Split(images, labels))
         names = tuple(f"{number}.{label}" for label in range(classes))
-        found.append(Task(number, f"blobs {number}", names, parts[0], parts[1]))
+        result.append(Task(number, f"blobs {number}", names, parts[0], parts[1]))
         tests.append(parts[2])
-    return TaskStream("blobs", found, tests)
+    return TaskStream("blobs", result, tests)
 
 
 def step_of(
@@ -45,7 +45,7 @@ def step_of(
     index = torch.arange(len(task.train)) if index is None else index
     dtype = optimizer.param_groups[0]["params"][0].dtype
     images = task.train.unit_images(index, dtype)
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     x, y = task.transform(images), task.train.labels[index]
     return Step(
         task,
@@ -54,7 +54,7 @@ def step_of(
         x,
         y,
         optimizer,
-        chance,
+        rng,
         number,
         per_epoch=per_epoch,
         steps=steps,

@@ -25,15 +25,15 @@ TRAINING = Training(epochs=1, batch_size=9, learning_rate=0.1, momentum=0.5)
 
 @pytest.fixture(params=["cuda:0", "mps:0"])
 def device(request, monkeypatch):
-    with pretend_device(monkeypatch, request.param) as found:
-        yield found
+    with pretend_device(monkeypatch, request.param) as result:
+        yield result
 
 
 @pytest.fixture
 def strict(monkeypatch):
     """The device that refuses most."""
-    with pretend_device(monkeypatch, "mps:0") as found:
-        yield found
+    with pretend_device(monkeypatch, "mps:0") as result:
+        yield result
 
 
 def small(method, device="cpu", training=TRAINING):
@@ -162,7 +162,7 @@ class Stop:
     ],
 )
 @pytest.mark.parametrize("first_on_cpu", [False, True])
-def test_a_task_cut_short_goes_on_on_another_device(
+def test_a_task_cut_short_resumes_on_another_device(
     name, optimizer, first_on_cpu, monkeypatch, tmp_path
 ):
     training = TRAINING.replace(optimizer=optimizer, learning_rate=0.01)
@@ -218,9 +218,9 @@ def test_a_guard_in_a_plain_loop_works_on_a_device(optimizer, monkeypatch):
 
     expected = learnt("cpu")
     with pretend_device(monkeypatch) as device:
-        found = learnt(device)
-    assert same(found[0], expected[0])
-    assert found[1] == expected[1]
+        result = learnt(device)
+    assert same(result[0], expected[0])
+    assert result[1] == expected[1]
 
 
 class Mixed(nn.Module):
@@ -247,8 +247,8 @@ def test_what_is_exported_on_a_device_runs_on_the_cpu(monkeypatch, tmp_path):
     assert all(value.device.type == "cpu" for value in model.state_dict().values())
     x = points(0)[0][:4]
     wanted = [{g.name: g.probability for g in one.ranking} for one in expected.predict(x)]
-    found = [dict(zip(NAMES, row, strict=True)) for row in model(x).tolist()]
-    for one, other in zip(found, wanted, strict=True):
+    result = [dict(zip(NAMES, row, strict=True)) for row in model(x).tolist()]
+    for one, other in zip(result, wanted, strict=True):
         assert one == pytest.approx(other, abs=1e-5)
 
 
@@ -258,19 +258,19 @@ def test_a_reference_taken_on_a_device_is_compared_on_any(device, tmp_path):
     learner.save(tmp_path / "state")
     note = Reference.load(tmp_path / "note")
     for one in (learner, Learner.load(tmp_path / "state")):
-        found = leakage(one, note)
-        assert (found.changed, found.images) == (0, 30)
-        assert found.largest < 1e-5
+        result = leakage(one, note)
+        assert (result.changed, result.images) == (0, 30)
+        assert result.largest < 1e-5
         assert leakage(taught(one, 1), note).largest > 0
 
 
 def test_a_trunk_of_ones_own_may_be_on_the_device_already(device):
     trunk = built(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))).float()
-    found = [
+    result = [
         Learner(given, GPM(), training=TRAINING, device=device)
         for given in (trunk, nn.Sequential(*trunk).to(device))
     ]
-    states = [at_home(taught(learner, 0), device) for learner in found]
+    states = [at_home(taught(learner, 0), device) for learner in result]
     assert same(*states)
 
 
@@ -282,11 +282,11 @@ def test_the_command_line_learns_and_predicts_on_a_device(call, device, tmp_path
     assert call("learn", "here", *words)[0] == 0
     there, here = (Learner.load(folder).state_dict() for folder in ("there", "here"))
     assert same(there, here)
-    found = [
+    result = [
         json.loads(call("predict", "there", "birds/crow", "--json", "--device", place)[1])
         for place in (str(device), "cpu")
     ]
-    assert same(*found)
+    assert same(*result)
 
 
 def test_the_pretend_device_refuses_what_a_real_one_does(monkeypatch):

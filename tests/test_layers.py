@@ -30,28 +30,28 @@ ROW = {room: number for number, row in enumerate(ROWS) for room in row}
 @cache
 def modules() -> dict[str, Path]:
     """Every module of the package by its name, without `classgrad.`."""
-    found = {}
+    result = {}
     for path in ROOT.rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        result[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return result
 
 
 @cache
 def imports(name: str) -> frozenset[str]:
     """What a module imports of the package, wherever it does: in functions and for types, too."""
-    found = set()
+    result = set()
     for node in ast.walk(ast.parse(modules()[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             if node.module.partition(".")[0] == "classgrad":
                 home = node.module.removeprefix("classgrad").removeprefix(".")
                 for alias in node.names:
                     inside = f"{home}.{alias.name}" if home else alias.name
-                    found.add(inside if inside in modules() else home)
+                    result.add(inside if inside in modules() else home)
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-            found |= {one.removeprefix("classgrad.") for one in names if "classgrad." in one}
-    return frozenset(found - {""})
+            result |= {one.removeprefix("classgrad.") for one in names if "classgrad." in one}
+    return frozenset(result - {""})
 
 
 def room(name: str) -> str:

@@ -111,8 +111,8 @@ def test_scrambled_layout_is_that_of_the_published_loaders():
 
 
 def test_both_layouts_hold_the_same_bytes_in_other_places(without_files, monkeypatch):
-    chance = torch.Generator().manual_seed(0)
-    noise = torch.randint(0, 256, (300, 3, 32, 32), generator=chance, dtype=torch.uint8)
+    rng = torch.Generator().manual_seed(0)
+    noise = torch.randint(0, 256, (300, 3, 32, 32), generator=rng, dtype=torch.uint8)
     part = small(3)
     noisy = Images(noise, part.labels, part.class_names, part.coarse, part.coarse_names)
     monkeypatch.setattr(cifar, "load_both", lambda name, root: (noisy, noisy))
@@ -147,8 +147,8 @@ def test_missing_data_are_one_line_with_the_command_that_fetches_them(tmp_path):
 @real
 def test_every_class_is_in_its_published_superclass():
     stream = benchmarks.cifar100_superclass(Path(ROOT))
-    found = {task.name: " ".join(task.class_names) for task in stream}
-    assert found == PUBLISHED
+    result = {task.name: " ".join(task.class_names) for task in stream}
+    assert result == PUBLISHED
     assert all(len(stream.test(task.id)) == 500 for task in stream)
     assert all(len(task.train) == 2375 and len(task.valid) == 125 for task in stream)
 

@@ -36,7 +36,7 @@ def names(tab):
     return heads.evaluate_all("all => all.map((head) => head.firstChild.textContent.trim())")
 
 
-def test_runs_appear_and_go_on_by_themselves(opened, served):
+def test_runs_appear_and_are_updated_by_themselves(opened, served):
     runs, address = served
     tab = opened(address, at=address)
     tab.get_by_text("No run has finished a task yet").first.wait_for()
@@ -201,7 +201,7 @@ def test_the_page_of_another_origin_cannot_read(browser, served):
         tab.context.close()
 
 
-def test_the_reader_is_told_when_the_server_has_ended(browser, tmp_path):
+def test_the_page_says_when_the_server_has_ended(browser, tmp_path):
     with running(open_server(WatchedRuns([tmp_path]), 0)) as server:
         tab = browser.new_context().new_page()
         tab.goto(server.address)

@@ -147,9 +147,9 @@ def test_any_reader_of_safetensors_reads_the_file(tmp_path):
     flat |= {"2": torch.tensor(2, dtype=torch.int64), "3": torch.empty(0, 2)}
     path = tmp_path / "x.safetensors"
     path.write_bytes(b"".join(file_pieces(flat)))
-    for found in (load(path.read_bytes()), load_file(path)):
-        assert found.keys() == flat.keys()
-        assert all(torch.equal(found[name], flat[name]) for name in flat)
+    for result in (load(path.read_bytes()), load_file(path)):
+        assert result.keys() == flat.keys()
+        assert all(torch.equal(result[name], flat[name]) for name in flat)
     assert load(b"".join(file_pieces({}))) == {}
 
 

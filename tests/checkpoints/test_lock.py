@@ -324,8 +324,8 @@ def test_of_many_processes_at_the_same_moment_one_wins(tmp_path):
     path = os.pathsep.join(sys.path)
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-c", RACE, str(tmp_path)]
-    found = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
-    assert found.returncode == 0, found.stderr
+    result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
 
 
 def test_interrupted_while_locking_nothing_stays_locked(tmp_path, monkeypatch):
@@ -343,7 +343,7 @@ def test_interrupted_while_locking_nothing_stays_locked(tmp_path, monkeypatch):
     takes_over(tmp_path)
 
 
-def test_an_owner_of_endless_name_is_told_of_in_a_line_that_can_be_read(tmp_path):
+def test_an_owner_of_endless_name_is_reported_in_a_line_that_can_be_read(tmp_path):
     write_lock(tmp_path, host="a" * 3000)
     with pytest.raises(UserError, match="in use by process") as error, Lock(tmp_path):
         pass

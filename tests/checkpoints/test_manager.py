@@ -26,9 +26,9 @@ def clock(monkeypatch):
 @pytest.fixture
 def listener(tmp_path):
     """A checkpoints that is told of signals."""
-    found = CheckpointManager(tmp_path)
-    with found.handle_stop_signals():
-        yield found
+    result = CheckpointManager(tmp_path)
+    with result.handle_stop_signals():
+        yield result
 
 
 def patiently(listener, *calls):
@@ -42,16 +42,16 @@ def ask(number):
 
 
 def test_it_is_time_after_so_many_minutes_or_steps(tmp_path, clock):
-    found = CheckpointManager(tmp_path, minutes=2, steps=3)
-    assert [found.due() for _ in range(4)] == [False, False, True, True]
-    found.save({})
-    assert [found.due() for _ in range(2)] == [False, False]
+    result = CheckpointManager(tmp_path, minutes=2, steps=3)
+    assert [result.due() for _ in range(4)] == [False, False, True, True]
+    result.save({})
+    assert [result.due() for _ in range(2)] == [False, False]
     clock(119)
-    found.save({})
+    result.save({})
     clock(119)
-    assert not found.due()
+    assert not result.due()
     clock(1)
-    assert found.due()
+    assert result.due()
 
 
 def test_training_is_worth_saving_after_half_a_minute_or_when_asked_to_stop(clock, listener):
@@ -122,11 +122,11 @@ def test_in_another_thread_signals_are_left_to_the_main_one(tmp_path):
     before, seen = signal.getsignal(INT), []
 
     def work():
-        found = CheckpointManager(tmp_path)
-        with found.handle_stop_signals():
+        result = CheckpointManager(tmp_path)
+        with result.handle_stop_signals():
             seen.append(signal.getsignal(INT))
-            found.save({"step": 1})
-        seen.append(found.load().state)
+            result.save({"step": 1})
+        seen.append(result.load().state)
 
     thread = threading.Thread(target=work)
     thread.start()

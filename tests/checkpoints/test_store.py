@@ -81,7 +81,7 @@ def test_the_files_are_what_they_are_said_to_be(two):
     assert len(load_file(folder / "tensors.safetensors")) == 6
 
 
-def test_counters_go_on_beyond_six_digits(store):
+def test_counters_continue_beyond_six_digits(store):
     store.folder.mkdir(parents=True)
     files.write(store.folder / "999999", 999999, example(1))
     store.save(example(2))
@@ -436,9 +436,9 @@ def run_python(code, *words, before=()):
 
 def test_stopped_at_every_operation_or_killed_at_any_moment_nothing_said_is_lost(store):
     store.folder.mkdir(parents=True)
-    found = run_python(CHILDREN, store.folder)
-    assert found.returncode == 0, found.stderr
-    counter, inside = map(int, found.stdout.split())
+    result = run_python(CHILDREN, store.folder)
+    assert result.returncode == 0, result.stderr
+    counter, inside = map(int, result.stdout.split())
     assert counter > 40
     assert inside > 10  # of the stops were inside a save
 
@@ -602,9 +602,9 @@ def test_a_small_disk_that_is_full_and_then_read_only(tmp_path):
     probe = [*alone, "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
     if not shutil.which("unshare") or subprocess.run(probe, capture_output=True).returncode:
         pytest.skip("this system does not let a process mount a disk of its own")
-    found = run_python(SMALL_DISK, tmp_path, before=alone)
-    assert found.returncode == 0, found.stderr
-    full, read_only = found.stdout.splitlines()
+    result = run_python(SMALL_DISK, tmp_path, before=alone)
+    assert result.returncode == 0, result.stderr
+    full, read_only = result.stdout.splitlines()
     assert (
         full == f"cannot save to '{tmp_path}': No space left on device; free some space; {INTACT}"
     )

@@ -98,7 +98,7 @@ def test_a_state_of_full_precision_takes_no_other(call, place):
     assert not (place / "new").exists()
 
 
-def test_a_task_cut_short_goes_on_with_the_same_precision_only(call, stopped, place):
+def test_a_task_cut_short_resumes_with_the_same_precision_only(call, stopped, place):
     words = [*BIRDS, *QUICK, "--set", "batch_size=4", "--precision"]
     stopped(2, *words, "float16")
     code, _, err = call(*words, "bfloat16")

@@ -110,7 +110,7 @@ def test_the_default_network_is_alexnet5(call, place):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_process_that_is_stopped_or_killed_goes_on_to_the_same_bits(number, call, place):
+def test_a_process_that_is_stopped_or_killed_resumes_to_the_same_bits(number, call, place):
     process = started(place, *LONG, "--save-steps", "40")
     until_saved(process, place)
     process.send_signal(number)
@@ -130,7 +130,7 @@ def test_a_process_that_is_stopped_or_killed_goes_on_to_the_same_bits(number, ca
     assert kept(place / "state") == kept(place / "alone")
 
 
-def test_a_second_process_is_refused_and_the_first_goes_on(call, place):
+def test_a_second_process_is_refused_and_the_first_continues(call, place):
     process = started(place, *LONG, "--save-steps", "40")
     until_saved(process, place)
     process.send_signal(signal.SIGSTOP)  # it waits, so that it does not end too soon
@@ -170,7 +170,7 @@ def test_a_task_cut_short_is_dropped_only_when_that_is_asked_for(call, stopped, 
     assert not (learnt / "state" / "learning" / "checkpoints").exists()
 
 
-def test_a_first_task_cut_short_goes_on_with_the_same_settings_only(call, stopped, place):
+def test_a_first_task_cut_short_resumes_with_the_same_settings_only(call, stopped, place):
     stopped(3, *BIRDS)
     for words, what in (
         (["--set", "eta=0.5"], "method"),
@@ -185,8 +185,10 @@ def test_a_first_task_cut_short_goes_on_with_the_same_settings_only(call, stoppe
     assert "resuming" in out
 
 
-def test_killed_right_at_the_end_it_has_learnt_and_goes_on_with_the_next(call, place, monkeypatch):
-    """What is left of the middle of a task that was finished is not gone on with."""
+def test_killed_right_at_the_end_it_has_learnt_and_continues_with_the_next(
+    call, place, monkeypatch
+):
+    """What is left of the middle of a task that was finished is not resumed."""
     from classgrad.checkpoints import CheckpointManager
 
     with monkeypatch.context() as patch:
@@ -250,11 +252,11 @@ def test_predictions_are_a_table_json_or_csv(call, learnt):
     assert out.count("fish/eel/") == 10
     assert "│ eel   │ fish │ 0." in out
     words = ["predict", "state", "fish/eel", "birds/wren/00.png", "--top", "3"]
-    found = json.loads(call(*words, "--json")[1])
-    assert [line["file"] for line in found][-2:] == ["fish/eel/09.png", "birds/wren/00.png"]
-    assert [len(line["classes"]) for line in found] == [3] * 11
+    result = json.loads(call(*words, "--json")[1])
+    assert [line["file"] for line in result][-2:] == ["fish/eel/09.png", "birds/wren/00.png"]
+    assert [len(line["classes"]) for line in result] == [3] * 11
     expected = Learner.load("state").predict(["birds/wren/00.png"])[0].ranking[:3]
-    assert found[-1]["classes"] == [
+    assert result[-1]["classes"] == [
         {"class": one.name, "task": one.task, "probability": one.probability} for one in expected
     ]
     rows = list(csv.DictReader(io.StringIO(call(*words, "--csv")[1])))
@@ -264,8 +266,8 @@ def test_predictions_are_a_table_json_or_csv(call, learnt):
     ]
     assert float(rows[-1]["probability"]) == expected[-1].probability
     assert call(*words, "--batch-size", "4")[0] == 0
-    found = json.loads(call("predict", "state", "fish/ray", "--by", "prototypes", "--json")[1])
-    assert [line["classes"][0]["class"] for line in found] == ["ray"] * 10
+    result = json.loads(call("predict", "state", "fish/ray", "--by", "prototypes", "--json")[1])
+    assert [line["classes"][0]["class"] for line in result] == ["ray"] * 10
 
 
 def test_info_shows_tasks_ranks_memory_and_settings(call, learnt):
@@ -274,21 +276,21 @@ def test_info_shows_tasks_ranks_memory_and_settings(call, learnt):
     for part in ("birds", "fish", "fc1", "more classes", "on disk", "energy=0.97", "epochs=4"):
         assert part in out
     assert "mlp, images 8 x 8, seed 1" in out
-    found = json.loads(call("info", "state", "--json")[1])
+    result = json.loads(call("info", "state", "--json")[1])
     learner = Learner.load("state")
-    assert [task["class_names"] for task in found["tasks"]] == [
+    assert [task["class_names"] for task in result["tasks"]] == [
         ["crow", "wren"],
         ["cod", "eel", "ray"],
     ]
-    assert [layer["rank"] for layer in found["room"]] == [one.rank for one in learner.forecast()]
-    assert [layer["classes_left"] for layer in found["room"]] == [
+    assert [layer["rank"] for layer in result["room"]] == [one.rank for one in learner.forecast()]
+    assert [layer["classes_left"] for layer in result["room"]] == [
         one.classes_left for one in learner.forecast()
     ]
     weights = sum(value.nbytes for value in learner.net.state_dict().values())
-    assert found["bytes"]["weights"] == weights
-    assert found["bytes"]["method"] == learner.method.memory_bytes()
+    assert result["bytes"]["weights"] == weights
+    assert result["bytes"]["method"] == learner.method.memory_bytes()
     files = everything_in(learnt / "state").values()
-    assert found["bytes"]["disk"] == sum(map(len, files))
+    assert result["bytes"]["disk"] == sum(map(len, files))
 
 
 def test_a_forgotten_class_is_in_no_state_any_more(call, learnt):
@@ -464,7 +466,7 @@ def test_a_newer_state_and_that_of_a_run_are_refused(call, learnt, monkeypatch):
     assert everything_in(learnt) == before
 
 
-def test_a_damaged_newest_state_is_told_of(call, learnt):
+def test_a_damaged_newest_state_is_reported(call, learnt):
     newest = max((learnt / "state" / "checkpoints").iterdir())
     (newest / "state.json").write_text("{}")
     for words in (["predict", "state", "birds/crow/00.png"], ["info", "state"], FISH):

@@ -96,7 +96,7 @@ def runs(tmp_path):
     return made
 
 
-def test_a_page_is_written_and_its_place_told(call, runs, tmp_path):
+def test_a_page_is_written_and_its_path_printed(call, runs, tmp_path):
     (tmp_path / "runs" / "matrices.png").write_bytes(b"a picture")
     code, out, err = call("report", "runs", "runs/matrices.png", "-o", "page.html")
     assert (code, err) == (0, "")

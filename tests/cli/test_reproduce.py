@@ -57,8 +57,8 @@ def saved(place):
 
 def complete(place):
     """Return the records of runs that came to their ends."""
-    found = [RunRecord.load(path) for path in place.glob("runs/*/record.json")]
-    return [record for record in found if record.complete]
+    result = [RunRecord.load(path) for path in place.glob("runs/*/record.json")]
+    return [record for record in result if record.complete]
 
 
 def owner_when_saved(process, place):
@@ -136,7 +136,7 @@ def test_what_is_done_is_shown_and_not_run_again(call, tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_asked_to_stop_it_saves_and_the_same_command_goes_on(call, tmp_path, monkeypatch):
+def test_asked_to_stop_it_saves_and_the_same_command_resumes(call, tmp_path, monkeypatch):
     asked = []
 
     def stop_when_saved(show, statuses):
@@ -169,7 +169,7 @@ def test_killed_it_leaves_no_process_behind_and_the_run_is_saved(tmp_path):
     process.communicate()
     until_gone(pid)
     (folder,) = (tmp_path / "runs").iterdir()
-    assert not complete(tmp_path)  # it did not go on to its end
+    assert not complete(tmp_path)  # it did not reach its end
     assert not (folder / "lock.json").exists()  # it was not killed
     assert saved(tmp_path)
 

@@ -50,7 +50,7 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_asked_to_stop_it_says_how_to_go_on_and_does(number, tmp_path, alone, call):
+def test_asked_to_stop_it_says_how_to_resume_and_does(number, tmp_path, alone, call):
     process = started(tmp_path, *LONG, "--json")
     folder = until_saved(process, tmp_path)
     process.send_signal(number)
@@ -70,7 +70,7 @@ def test_asked_to_stop_it_says_how_to_go_on_and_does(number, tmp_path, alone, ca
     assert not (folder / "checkpoints").exists()
 
 
-def test_a_second_process_is_refused_and_the_first_goes_on(tmp_path, alone, call):
+def test_a_second_process_is_refused_and_the_first_continues(tmp_path, alone, call):
     process = started(tmp_path, *LONG)
     folder = until_saved(process, tmp_path)
     process.send_signal(signal.SIGSTOP)  # it waits, so that it does not end too soon
@@ -107,7 +107,7 @@ def test_a_file_in_the_way_is_one_line_and_stays(call, tmp_path):
     assert folder.read_text() == "mine"
 
 
-def test_a_damaged_newest_checkpoint_is_told_of_and_changes_nothing(call, stopped, tmp_path):
+def test_a_damaged_newest_checkpoint_is_reported_and_changes_nothing(call, stopped, tmp_path):
     call(*TINY, "--out", "alone")
     stopped(7, *TINY)
     folder = folder_in(tmp_path / "runs")
@@ -138,7 +138,7 @@ def test_nothing_to_resume_is_one_line_and_nothing_is_written(call, tmp_path):
 def test_a_finished_run_is_shown_at_once_and_learnt_again_if_asked(call, tmp_path):
     call(*TINY)
     folder = folder_in(tmp_path / "runs")
-    first, found = (folder / "record.json").read_bytes(), record_in(folder)
+    first, result = (folder / "record.json").read_bytes(), record_in(folder)
     code, out, _ = call(*TINY)
     assert code == 0
     assert "gpm: finished before (--fresh starts again)" in out
@@ -152,21 +152,21 @@ def test_a_finished_run_is_shown_at_once_and_learnt_again_if_asked(call, tmp_pat
     assert code == 0
     assert "finished before" not in out
     assert (folder / "record.json").read_bytes() != first  # other times
-    assert record_in(folder) == found
+    assert record_in(folder) == result
 
 
-def test_begun_again_and_stopped_it_goes_on_with_the_new_run(call, stopped, tmp_path):
+def test_begun_again_and_stopped_it_resumes_with_the_new_run(call, stopped, tmp_path):
     call(*TINY)
-    found = record_in(folder_in(tmp_path / "runs"))
+    result = record_in(folder_in(tmp_path / "runs"))
     err = stopped(3, *TINY, "--fresh")
     one_line(err, "stopped; the same command without --fresh resumes it")
     code, out, _ = call(*TINY)
     assert code == 0
     assert "gpm: resuming with task 1" in out
-    assert record_in(folder_in(tmp_path / "runs")) == found
+    assert record_in(folder_in(tmp_path / "runs")) == result
 
 
-def test_of_several_runs_the_one_that_was_stopped_goes_on(call, stopped, tmp_path):
+def test_of_several_runs_the_one_that_was_stopped_resumes(call, stopped, tmp_path):
     several = ["run", "split-digits", "--method", "finetune,gpm", "--seed", "1,2", *TINY[4:]]
     stopped(18, *several)  # ten steps for each of four runs
     code, out, _ = call(*several)
@@ -205,10 +205,10 @@ def test_other_data_than_those_of_a_finished_run_are_refused(call, tmp_path):
     one_line(err, f"holds another run: data {'0' * 32} there, {record['data']} here")
 
 
-def test_a_damaged_record_is_told_of_and_a_newer_one_is_left_alone(call, tmp_path):
+def test_a_damaged_record_is_reported_and_a_newer_one_is_left_alone(call, tmp_path):
     call(*TINY)
     folder = folder_in(tmp_path / "runs")
-    found = record_in(folder)
+    result = record_in(folder)
     content = json.loads((folder / "record.json").read_text())
     (folder / "record.json").write_text(json.dumps({**content, "schema_version": 99}))
     code, _, err = call(*TINY)
@@ -220,18 +220,18 @@ def test_a_damaged_record_is_told_of_and_a_newer_one_is_left_alone(call, tmp_pat
     assert code == 0
     assert "is not a record" in out
     assert "; it will be replaced\n" in out
-    assert record_in(folder) == found
+    assert record_in(folder) == result
 
 
-def test_a_system_without_locks_of_files_is_told_of_in_one_line(tmp_path):
+def test_a_system_without_locks_of_files_is_reported_in_one_line(tmp_path):
     code = "import sys; sys.modules['fcntl'] = None; from classgrad.cli import main; main()"
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, *TINY],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(SRC)},
         capture_output=True,
         text=True,
     )
-    assert found.returncode == 2
-    one_line(found.stderr, "classgrad needs Linux or macOS")
+    assert result.returncode == 2
+    one_line(result.stderr, "classgrad needs Linux or macOS")
     assert list(tmp_path.iterdir()) == []

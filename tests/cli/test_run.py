@@ -40,7 +40,7 @@ def folder_in(place):
     return folder
 
 
-def test_it_tells_where_it_is_and_what_came_out(follow, tmp_path, monkeypatch):
+def test_it_says_where_it_is_and_what_came_out(follow, tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "MESSAGE_INTERVAL", 0.0)
     code, (first, *steps, end), err = follow(*words())
     assert (code, err) == (0, "")
@@ -70,7 +70,7 @@ def test_it_does_not_speak_too_often(follow):
     assert len(sent) < 100
 
 
-def test_a_finished_run_is_told_of_at_once(follow):
+def test_a_finished_run_is_reported_at_once(follow):
     _, first, _ = follow(*words())
     code, (_, line, end), _ = follow(*words())
     assert code == 0
@@ -95,7 +95,7 @@ def test_a_run_that_another_process_holds_is_busy(follow, tmp_path):
     assert f"is in use by process {os.getpid()} " in end["why"]
 
 
-def test_asked_to_stop_it_saves_and_goes_on_the_next_time(follow, monkeypatch):
+def test_asked_to_stop_it_saves_and_resumes_the_next_time(follow, monkeypatch):
     step, seen = Loop.step, []
 
     def stopping(self, *given):
@@ -162,12 +162,12 @@ def test_results_at_a_url_are_those_in_a_folder(call, stopped, tmp_path):
     assert "picture" not in out
     left = [path.name for path in (tmp_path / "there").rglob("*") if path.is_file()]
     assert left == ["record.json"]
-    found, expected = (
+    result, expected = (
         json.loads((place / folder.name / "record.json").read_text())
         for place in (tmp_path / "there", tmp_path / "runs")
     )
-    del found["seconds"], expected["seconds"]
-    assert found == expected
+    del result["seconds"], expected["seconds"]
+    assert result == expected
 
 
 def test_the_number_of_threads_is_set(call):

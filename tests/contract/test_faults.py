@@ -61,7 +61,7 @@ def moment(name):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_asked_to_stop_it_saves_at_once_and_goes_on_later(name, number, tmp_path, alone):
+def test_asked_to_stop_it_saves_at_once_and_resumes_later(name, number, tmp_path, alone):
     expected = alone(name, tmp_path)
     running = start(name, tmp_path)
     when, seen = moment(name), []
@@ -120,14 +120,14 @@ def test_damage_to_the_newest_checkpoint_is_found_and_the_one_before_is_used(
         running.resume(observer)
     running.method.close()
     newest = max((tmp_path / "checkpoints").iterdir())
-    chance = random.Random(f"{name} {damage}")
-    file = chance.choice(sorted(newest.iterdir()))
+    rng = random.Random(f"{name} {damage}")
+    file = rng.choice(sorted(newest.iterdir()))
     if damage == "flipped":
         content = bytearray(file.read_bytes())
-        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         file.write_bytes(content)
     elif damage == "cut":
-        file.write_bytes(file.read_bytes()[: chance.randrange(file.stat().st_size)])
+        file.write_bytes(file.read_bytes()[: rng.randrange(file.stat().st_size)])
     elif damage == "missing":
         file.unlink()
     else:  # as after a power cut before the rename

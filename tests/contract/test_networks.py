@@ -49,9 +49,9 @@ def test_every_weight_matrix_can_be_protected(name):
 def test_the_wiring_names_every_layer_with_weights_once(name):
     trunk = networks.build(name, SHAPE).trunk
     wires = trunk.wiring()
-    found = [layer for wire in wires for layer in (wire.layer, wire.norm) if layer]
+    result = [layer for wire in wires for layer in (wire.layer, wire.norm) if layer]
     weighted = [n for n, m in trunk.named_modules() if list(m.parameters(recurse=False))]
-    assert sorted(found) == sorted(weighted)
+    assert sorted(result) == sorted(weighted)
     relus = {n for n, m in trunk.named_modules() if isinstance(m, torch.nn.ReLU)}
     assert {wire.target for wire in wires} == relus
     assert [wire.source for wire in wires].count(None) == 1
@@ -62,18 +62,18 @@ def test_every_site_sees_the_rows_its_weight_multiplies(name):
     from classgrad.core.layers import tap
 
     net = networks.build(name, SHAPE)
-    found = sites(net.trunk)
+    result = sites(net.trunk)
     net.eval()
     outputs = {}
     keep = [
         site.layer.register_forward_hook(lambda layer, _x, y: outputs.setdefault(layer, y))
-        for site in found.values()
+        for site in result.values()
     ]
-    with torch.no_grad(), tap(found.values()) as seen:
+    with torch.no_grad(), tap(result.values()) as seen:
         net.embed(batch(2), 0)
     for handle in keep:
         handle.remove()
-    for site in found.values():
+    for site in result.values():
         product = site.rows(seen[site.source][0]) @ site.matrix(site.weight).T
         y = outputs[site.layer]
         expected = y if y.dim() == 2 else y.flatten(2).transpose(1, 2).reshape(-1, y.shape[1])

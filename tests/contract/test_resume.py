@@ -1,4 +1,4 @@
-"""Every method: a run that was cut short anywhere goes on to the same bits."""
+"""Every method: a run that was cut short anywhere resumes to the same bits."""
 
 from functools import cache
 
@@ -78,9 +78,9 @@ def test_a_run_that_was_cut_short_ends_with_the_same_bits(name, kind, tmp_path):
     if CANNOT.get(name) == kind:
         return
     expected, total = alone(name, kind)
-    chance = torch.Generator().manual_seed(len(name) + total)
+    rng = torch.Generator().manual_seed(len(name) + total)
     # Saved every third step; cut twice, in whatever task, epoch and round that is.
-    moments = sorted(torch.randint(2, total, (2,), generator=chance).tolist())
+    moments = sorted(torch.randint(2, total, (2,), generator=rng).tolist())
     cut_at(start(name, kind, tmp_path, steps=3), moments[0])
     middle = start(name, kind, tmp_path, steps=2)
     if moments[1] > moments[0] + 3:
@@ -88,10 +88,10 @@ def test_a_run_that_was_cut_short_ends_with_the_same_bits(name, kind, tmp_path):
     last = start(name, kind, tmp_path, steps=3)
     record = last.resume()
     assert record.complete
-    found = outcome(last)
-    assert expected[0] == found[0]
-    assert same(expected[1], found[1])
-    assert same(expected[2], found[2])
+    result = outcome(last)
+    assert expected[0] == result[0]
+    assert same(expected[1], result[1])
+    assert same(expected[2], result[2])
     assert not (tmp_path / "checkpoints").exists()
     assert start(name, kind, tmp_path).resume().model_dump() == record.model_dump()
 

@@ -114,10 +114,10 @@ def test_watching_a_layer_changes_nothing_that_comes_out(
 
 def attended(rows: dict[str, Tensor], layer: nn.MultiheadAttention) -> Tensor:
     """Attention from its equations: one head after another, one sample after another."""
-    found = sites(nn.ModuleDict({"look": layer}))
+    result = sites(nn.ModuleDict({"look": layer}))
     width, biases = layer.head_dim, layer.in_proj_bias.chunk(3)
     query, key, value = (
-        rows[part] @ found[f"look{part}"].matrix(found[f"look{part}"].weight).T + bias
+        rows[part] @ result[f"look{part}"].matrix(result[f"look{part}"].weight).T + bias
         for part, bias in zip(PARTS, biases, strict=False)
     )
     heads = []
@@ -136,23 +136,23 @@ def test_every_matrix_of_an_attention_layer_is_seen_with_its_inputs(
     kdim, vdim = dims
     layer = built(lambda: nn.MultiheadAttention(6, 2, kdim=kdim, vdim=vdim, batch_first=True))
     layer.in_proj_bias.data, layer.out_proj.bias.data = normal(18), normal(6)
-    found = sites(nn.ModuleDict({"look": layer}))
-    assert list(found) == [f"look{part}" for part in PARTS]
-    assert [site.dimension for site in found.values()] == [6, kdim, vdim, 6]
+    result = sites(nn.ModuleDict({"look": layer}))
+    assert list(result) == [f"look{part}" for part in PARTS]
+    assert [site.dimension for site in result.values()] == [6, kdim, vdim, 6]
     given = normal(2, 3, 6), normal(2, 4, kdim, seed=1), normal(2, 4, vdim, seed=2)
     layer.batch_first = batch_first
-    with torch.no_grad(), tap(found.values()) as seen:
+    with torch.no_grad(), tap(result.values()) as seen:
         output, _ = layer(*(x if batch_first else x.transpose(0, 1) for x in given))
     output = output if batch_first else output.transpose(0, 1)
     for sample in range(2):
         rows = {
-            part: found[f"look{part}"].rows(seen[found[f"look{part}"].source][0][sample])
+            part: result[f"look{part}"].rows(seen[result[f"look{part}"].source][0][sample])
             for part in PARTS
         }
         for part, x in zip(PARTS, given, strict=False):
             assert torch.equal(rows[part], x[sample])
         assert torch.allclose(rows[".out_proj"], attended(rows, layer), atol=1e-12)
-        site = found["look.out_proj"]
+        site = result["look.out_proj"]
         product = rows[".out_proj"] @ site.matrix(site.weight).T + layer.out_proj.bias
         assert torch.allclose(product, output[sample], atol=1e-12)
 

@@ -23,9 +23,9 @@ def two_layers() -> nn.Module:
 def gathered(
     model: nn.Module, batches: list[tuple[Tensor, Tensor]], samples: Any = 1000, **values: Any
 ) -> Collected:
-    found = sites(model)
-    limits = samples if isinstance(samples, Mapping) else dict.fromkeys(found, samples)
-    return collect(model, model, lambda: batches, found, limits, **values)
+    result = sites(model)
+    limits = samples if isinstance(samples, Mapping) else dict.fromkeys(result, samples)
+    return collect(model, model, lambda: batches, result, limits, **values)
 
 
 def split(x: Tensor, y: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
@@ -41,10 +41,10 @@ def same_span(vectors: Tensor, rows: Tensor) -> bool:
 def test_every_class_has_the_inputs_of_its_samples_at_every_layer() -> None:
     model = built(two_layers)
     x, y = normal(12, 5), in_turn(12, 3)
-    found = gathered(model, split(x, y, 5))
+    result = gathered(model, split(x, y, 5))
     hidden = model[1](model[0](x))
-    assert list(found.classes) == [0, 1, 2]
-    for label, inputs in found.classes.items():
+    assert list(result.classes) == [0, 1, 2]
+    for label, inputs in result.classes.items():
         for name, rows in (("0", x[y == label]), ("2", hidden[y == label])):
             kept = inputs.representations[name]
             assert (kept.count, inputs.counts[name], inputs.count) == (4, 4, 4)
@@ -55,8 +55,8 @@ def test_every_class_has_the_inputs_of_its_samples_at_every_layer() -> None:
 def test_each_layer_has_a_limit_of_its_own_and_takes_the_first_samples() -> None:
     model = built(two_layers)
     x, y = normal(20, 5), in_turn(20, 2)
-    found = gathered(model, split(x, y, 3), {"0": 2, "2": 7})
-    for label, inputs in found.classes.items():
+    result = gathered(model, split(x, y, 3), {"0": 2, "2": 7})
+    for label, inputs in result.classes.items():
         assert inputs.counts == {"0": 2, "2": 7}
         assert same_span(inputs.representations["0"].spectrum()[1], x[y == label][:2])
         mean = model[1](model[0](x[y == label][:7])).mean(0)
@@ -69,8 +69,8 @@ def test_prototypes_are_unit_means_of_raw_inputs_and_not_of_patches() -> None:
         lambda: nn.Sequential(nn.Conv2d(4, 4, 2, groups=2), nn.Flatten(), nn.Linear(16, 2))
     )
     x, y = normal(9, 4, 3, 3), in_turn(9, 2)
-    found = gathered(model, split(x, y, 4))
-    for label, inputs in found.classes.items():
+    result = gathered(model, split(x, y, 4))
+    for label, inputs in result.classes.items():
         images = x[y == label]
         for group in range(2):
             mean = images[:, 2 * group : 2 * group + 2].flatten(1).mean(0)
@@ -80,8 +80,8 @@ def test_prototypes_are_unit_means_of_raw_inputs_and_not_of_patches() -> None:
 
 
 def test_the_prototype_of_zeros_is_zero() -> None:
-    found = gathered(built(two_layers), [(torch.zeros(4, 5, dtype=torch.float64), in_turn(4, 1))])
-    assert torch.equal(found.classes[0].prototype("0"), torch.zeros(5, dtype=torch.float64))
+    result = gathered(built(two_layers), [(torch.zeros(4, 5, dtype=torch.float64), in_turn(4, 1))])
+    assert torch.equal(result.classes[0].prototype("0"), torch.zeros(5, dtype=torch.float64))
 
 
 def test_with_correct_only_just_the_samples_classified_right_count() -> None:
@@ -89,8 +89,8 @@ def test_with_correct_only_just_the_samples_classified_right_count() -> None:
     x = normal(40, 5)
     y = in_turn(40, 3)
     right = model(x).argmax(1) == y
-    found = gathered(model, split(x, y, 7), correct_only=True)
-    for label, inputs in found.classes.items():
+    result = gathered(model, split(x, y, 7), correct_only=True)
+    for label, inputs in result.classes.items():
         chosen = x[(y == label) & right] if right[y == label].any() else x[y == label]
         assert inputs.counts["0"] == len(chosen)
         mean = chosen.mean(0)
@@ -109,9 +109,9 @@ def constant(label: int) -> nn.Module:
 
 def test_a_class_with_no_sample_classified_right_is_taken_as_it_is() -> None:
     x, y = normal(20, 5), in_turn(20, 2)
-    found = gathered(constant(1), split(x, y, 6), 4, correct_only=True, classes=[0, 1])
-    assert [inputs.count for inputs in found.classes.values()] == [4, 4]
-    for label, inputs in found.classes.items():
+    result = gathered(constant(1), split(x, y, 6), 4, correct_only=True, classes=[0, 1])
+    assert [inputs.count for inputs in result.classes.values()] == [4, 4]
+    for label, inputs in result.classes.items():
         assert same_span(inputs.representations["0"].spectrum()[1], x[y == label][:4])
 
 
@@ -141,19 +141,19 @@ def test_collecting_stops_when_every_class_has_enough() -> None:
 
 def test_pooling_counts_all_samples_as_one_class() -> None:
     x, y = normal(12, 5), in_turn(12, 3)
-    found = gathered(
+    result = gathered(
         built(two_layers), split(x, y, 5), {"0": 3, "2": 11}, pool=True, classes=[0, 1, 2]
     )
-    assert list(found.classes) == [0]
-    parts = found.classes[0].representations
+    assert list(result.classes) == [0]
+    parts = result.classes[0].representations
     assert {name: part.count for name, part in parts.items()} == {"0": 3, "2": 11}
-    assert same_span(found.classes[0].representations["0"].spectrum()[1], x[:3])
+    assert same_span(result.classes[0].representations["0"].spectrum()[1], x[:3])
 
 
 def test_labels_outside_the_classes_are_left_out() -> None:
     x, y = normal(12, 5), in_turn(12, 3)
-    found = gathered(built(two_layers), split(x, y, 5), {"0": 9, "2": 9}, classes=[0, 2])
-    assert list(found.classes) == [0, 2]
+    result = gathered(built(two_layers), split(x, y, 5), {"0": 9, "2": 9}, classes=[0, 2])
+    assert list(result.classes) == [0, 2]
 
 
 def test_prototypes_of_images_of_two_sizes_are_refused_and_pooling_takes_them() -> None:
@@ -194,13 +194,13 @@ def test_layers_that_took_no_part_are_neither_kept_nor_used() -> None:
         lambda: nn.ModuleDict({"body": nn.Linear(5, 4), "a": nn.Linear(4, 2), "b": nn.Linear(4, 2)})
     )
     batches = [(normal(6, 5), in_turn(6, 2))]
-    found = sites(model)
+    result = sites(model)
     inputs = collect(
         model,
         lambda x: model["a"](model["body"](x)),
         lambda: batches,
-        found,
-        dict.fromkeys(found, 9),
+        result,
+        dict.fromkeys(result, 9),
     )
     assert set(inputs.classes[0].representations) == {"body", "a"}
     assert inputs.used == {model["body"], model["a"]}
@@ -263,9 +263,9 @@ def test_the_model_runs_in_evaluation_mode_and_is_left_in_its_own(
         return model(x)
 
     def run() -> None:
-        found = sites(model)
+        result = sites(model)
         batches: Batches = [(normal(4, 5), in_turn(4, 2))]
-        collect(model, forward, lambda: batches, found, dict.fromkeys(found, 3))
+        collect(model, forward, lambda: batches, result, dict.fromkeys(result, 3))
 
     if fails:
         with pytest.raises(ArithmeticError):
@@ -337,7 +337,7 @@ def test_samples_that_another_process_has_count_before_those_of_this_one() -> No
     x, y = normal(8, 5), in_turn(8, 2)
     sites_of_a = {name: site for name, site in sites(model).items() if name.startswith("a")}
     limits = dict.fromkeys(sites_of_a, 5)  # 2 of the other process, 2 of this, then 1 of the other
-    found = collect(
+    result = collect(
         model,
         model["a"],
         lambda: split(x, y, 4),
@@ -346,11 +346,11 @@ def test_samples_that_another_process_has_count_before_those_of_this_one() -> No
         classes=[0, 1, 2],
         processes=second,
     )
-    assert list(found.classes) == [0, 1, 2]
-    assert second.merged == list(found.classes.values())
+    assert list(result.classes) == [0, 1, 2]
+    assert second.merged == list(result.classes.values())
     for label in (0, 1):
-        inputs = found.classes[label]
+        inputs = result.classes[label]
         assert (inputs.count, inputs.counts["a.0"]) == (5, 2)
         assert same_span(inputs.representations["a.0"].spectrum()[1], x[y == label][:2])
-    assert found.classes[2].count == 0
-    assert model["b"] in found.used
+    assert result.classes[2].count == 0
+    assert model["b"] in result.used

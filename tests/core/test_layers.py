@@ -76,12 +76,12 @@ def test_rows_times_the_weight_are_the_output_of_any_convolution(
     x = normal(*shape, seed=seed)
     bias = 0 if layer.bias is None else layer.bias
     expected = channels_last(layer(x)) - bias
-    found = sites(nn.Sequential(layer))
-    assert len(found) == arguments["groups"]
-    with tap(found.values()) as seen:
+    result = sites(nn.Sequential(layer))
+    assert len(result) == arguments["groups"]
+    with tap(result.values()) as seen:
         layer(x)
     outputs = []
-    for site in found.values():
+    for site in result.values():
         rows = site.rows(seen[layer, 0][0])
         assert rows.shape == (len(expected), site.dimension)
         assert torch.allclose(site.gram(seen[layer, 0][0]), rows.T @ rows, atol=1e-12)
@@ -105,17 +105,17 @@ def test_sites_are_named_by_layer_and_group_and_know_their_shape() -> None:
     model = built(
         lambda: nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6, 2))
     )
-    found = sites(model)
-    assert [(s.name, s.dimension, s.start, s.stop) for s in found.values()] == [
+    result = sites(model)
+    assert [(s.name, s.dimension, s.start, s.stop) for s in result.values()] == [
         ("0[0]", 18, 0, 3),
         ("0[1]", 18, 3, 6),
         ("2", 6, 0, 2),
     ]
-    assert all(name == site.name for name, site in found.items())
-    assert found["0[1]"].weight is model[0].weight
-    assert torch.equal(found["0[1]"].matrix(model[0].weight), model[0].weight[3:].flatten(1))
+    assert all(name == site.name for name, site in result.items())
+    assert result["0[1]"].weight is model[0].weight
+    assert torch.equal(result["0[1]"].matrix(model[0].weight), model[0].weight[3:].flatten(1))
     x = normal(2, 4, 5, 5)
-    assert torch.equal(found["0[1]"].matrix_input(x), x[:, 2:])
+    assert torch.equal(result["0[1]"].matrix_input(x), x[:, 2:])
 
 
 def test_frozen_layers_are_left_out() -> None:
@@ -128,9 +128,9 @@ def test_frozen_layers_are_left_out() -> None:
 
 def test_inputs_are_recorded_in_the_order_of_the_calls() -> None:
     layer = built(lambda: nn.Linear(3, 3))
-    found = sites(nn.Sequential(layer))
+    result = sites(nn.Sequential(layer))
     first, second = normal(2, 3, seed=1), normal(4, 3, seed=2)
-    with tap(found.values()) as seen:
+    with tap(result.values()) as seen:
         layer(first)
         layer(input=second)
         assert torch.equal(torch.cat(seen[layer, 0]), torch.cat([first, second]))
@@ -144,10 +144,10 @@ def test_inputs_are_recorded_in_the_order_of_the_calls() -> None:
 def test_a_module_used_twice_is_one_site_with_two_inputs() -> None:
     shared = built(lambda: nn.Linear(3, 3))
     model = nn.Sequential(shared, nn.ReLU(), shared)
-    found = sites(model)
-    assert list(found) == ["0"]
+    result = sites(model)
+    assert list(result) == ["0"]
     x = normal(2, 3)
-    with tap(found.values()) as seen:
+    with tap(result.values()) as seen:
         model(x)
     assert torch.equal(seen[shared, 0][0], x)
     assert torch.equal(seen[shared, 0][1], shared(x).relu())
@@ -156,10 +156,10 @@ def test_a_module_used_twice_is_one_site_with_two_inputs() -> None:
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_operations_in_place_do_not_change_what_was_recorded(where: str) -> None:
     layer = built(lambda: nn.Linear(3, 3))
-    found = sites(nn.Sequential(layer))
+    result = sites(nn.Sequential(layer))
     x = normal(4, 3)
     expected = x.relu() if where == "before" else x.clone()
-    with torch.no_grad(), tap(found.values()) as seen:
+    with torch.no_grad(), tap(result.values()) as seen:
         if where == "before":
             x.relu_()
         nn.functional.relu_(layer(x))

@@ -78,9 +78,9 @@ def test_residual_and_energies_equal_their_definitions(
     rest = outside(c, s)
     size = float(rows.square().sum())
     assert torch.allclose(linalg.residual(rows, basis), torch.from_numpy(rest.T), atol=1e-12)
-    found = linalg.residual_gram(linalg.gram(rows), basis)
-    assert np.abs(found.numpy() - rest @ rest.T).max() < 1e-13 * size
-    assert torch.equal(found, found.T)
+    result = linalg.residual_gram(linalg.gram(rows), basis)
+    assert np.abs(result.numpy() - rest @ rest.T).max() < 1e-13 * size
+    assert torch.equal(result, result.T)
     for delta in (
         linalg.energy_along(rows, basis),
         linalg.energy_along_gram(linalg.gram(rows), basis),
@@ -97,9 +97,9 @@ def test_gram_is_taken_in_double_precision() -> None:
 @pytest.mark.parametrize("dimension", [1, 128, 129, 300, 600])
 def test_gram_by_blocks_is_the_whole_product(dimension: int) -> None:
     rows = normal(40, dimension)
-    found = linalg.gram(rows)
-    assert torch.allclose(found, rows.T @ rows, atol=1e-12)
-    assert torch.allclose(found, found.T, rtol=0, atol=1e-13)
+    result = linalg.gram(rows)
+    assert torch.allclose(result, rows.T @ rows, atol=1e-12)
+    assert torch.allclose(result, result.T, rtol=0, atol=1e-13)
 
 
 @settings(deadline=None, max_examples=200)
@@ -131,12 +131,12 @@ def test_extending_keeps_the_old_columns_and_holds_the_new_ones(
     count = data.draw(st.integers(0, 6))
     basis = random_basis(dimension, rank, seed)
     vectors = normal(dimension, count, seed=seed)
-    found = linalg.extend(basis, vectors)
-    assert torch.equal(found[:, :rank], basis)
-    assert found.shape[1] == min(dimension, rank + count)
-    assert orthonormality(found) < 1e-12
+    result = linalg.extend(basis, vectors)
+    assert torch.equal(result[:, :rank], basis)
+    assert result.shape[1] == min(dimension, rank + count)
+    assert orthonormality(result) < 1e-12
     if count:
-        assert unheld(found, vectors) < 1e-7
+        assert unheld(result, vectors) < 1e-7
 
 
 @settings(deadline=None, max_examples=60)
@@ -148,10 +148,10 @@ def test_extending_by_columns_that_repeat_each_other_still_holds_them_all(
     pool = torch.from_numpy(rng.standard_normal((6, 4)))
     basis = random_basis(6, 1, seed + 1)
     vectors = pool[:, copies] * torch.from_numpy(rng.uniform(0.5, 2, len(copies)))
-    found = linalg.extend(basis, vectors)
-    assert found.shape[1] == 1 + len(set(copies))
-    assert orthonormality(found) < 1e-12
-    assert unheld(found, vectors) < 1e-7
+    result = linalg.extend(basis, vectors)
+    assert result.shape[1] == 1 + len(set(copies))
+    assert orthonormality(result) < 1e-12
+    assert unheld(result, vectors) < 1e-7
 
 
 @pytest.mark.parametrize("distance", [0.0, 1e-12, 1e-9, 1e-6, 1e-3])
@@ -208,9 +208,9 @@ def test_remove_and_keep_are_the_two_parts_of_a_matrix(
 
 def test_orthonormal_keeps_each_column_on_its_side() -> None:
     vectors = -torch.eye(5, dtype=torch.float64)[:, :3] + 0.01 * rows_of((5, 3), 0)
-    found = linalg.orthonormal(vectors)
-    assert orthonormality(found) < 1e-12
-    assert bool(((found * vectors).sum(0) > 0.9).all())
+    result = linalg.orthonormal(vectors)
+    assert orthonormality(result) < 1e-12
+    assert bool(((result * vectors).sum(0) > 0.9).all())
 
 
 @pytest.mark.parametrize(("count", "dimension"), [(3, 9), (9, 9), (20, 9), (0, 4)])
@@ -223,5 +223,5 @@ def test_rows_of_a_gram_matrix_are_as_many_as_its_rank_and_have_its_spectrum(cou
     assert len(rows) == min(count, dimension)
     assert torch.allclose(rows.T @ rows, gram, rtol=0, atol=1e-13)
     expected = torch.linalg.eigvalsh(gram).clamp(min=0)
-    found = torch.linalg.eigvalsh(rows.T @ rows).clamp(min=0)
-    assert torch.allclose(found, expected, rtol=1e-6, atol=1e-14)
+    result = torch.linalg.eigvalsh(rows.T @ rows).clamp(min=0)
+    assert torch.allclose(result, expected, rtol=1e-6, atol=1e-14)

@@ -53,12 +53,12 @@ def leaks(model: nn.Module, before: dict[str, Tensor], bases: dict[str, Tensor])
 
 def through_rows(output: Tensor) -> bool:
     """Tell whether a layer, the only one, takes its gradient through projected rows."""
-    found, waiting = set(), [output.grad_fn]
+    result, waiting = set(), [output.grad_fn]
     while waiting:
         step = waiting.pop()
-        found.add(type(step).__name__)
+        result.add(type(step).__name__)
         waiting += [before for before, _ in step.next_functions if before is not None]
-    return "ProjectedRowsBackward" in found
+    return "ProjectedRowsBackward" in result
 
 
 def assert_gradients_are_projected(
@@ -75,12 +75,12 @@ def assert_gradients_are_projected(
     for (name, site), other in zip(sites(model).items(), sites(plain).values(), strict=True):
         gradient = other.matrix(other.weight.grad)
         expected = without(gradient, bases[name])
-        found = site.matrix(site.weight.grad)
-        assert found.dtype == dtype
+        result = site.matrix(site.weight.grad)
+        assert result.dtype == dtype
         size = gradient.norm().item()
         assert size > 0
         limit = 1e-12 if dtype == torch.float64 else 1e-5
-        assert (found.double() - expected).norm().item() < limit * size
+        assert (result.double() - expected).norm().item() < limit * size
     # Everything else has the gradient it would have had.
     for mine, other in zip(model.parameters(), plain.parameters(), strict=True):
         if mine.dim() == 1:
@@ -578,8 +578,8 @@ def test_a_step_with_a_closure_stays_out_of_the_subspaces(
 
     for _ in range(3):
         with projector.step(optimizer):
-            found = optimizer.step(closure=closure) if by_name else optimizer.step(closure)
-        assert found.item() in losses
+            result = optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+        assert result.item() in losses
     assert losses[-1] < losses[0]
     assert max(leaks(model, before, bases)) < 1e-10
     assert all(torch.equal(value, model.get_parameter(n)) for n, value in beside.items())

@@ -109,11 +109,11 @@ def test_alg1_stops_at_plain_where_the_own_rank_would_take_more() -> None:
 @given(problem=problems)
 def test_the_stored_columns_are_the_strongest_of_the_joint_list(problem: Problem) -> None:
     memory, c, epsilon, group = setup(problem)
-    found = chosen("joint", memory, c, epsilon, group)
-    represented = np.concatenate([memory.basis[:, found.stored], found.new.numpy()], axis=1)
+    result = chosen("joint", memory, c, epsilon, group)
+    represented = np.concatenate([memory.basis[:, result.stored], result.new.numpy()], axis=1)
     assert held(c, represented) >= epsilon - 1e-12
     weakest = min(float(v @ c @ c.T @ v) for v in represented.T)
-    others = [i for i in range(memory.basis.shape[1]) if i not in found.stored]
+    others = [i for i in range(memory.basis.shape[1]) if i not in result.stored]
     assert all(
         float(memory.basis[:, i] @ c @ c.T @ memory.basis[:, i]) <= weakest + 1e-12 * energy(c)
         for i in others

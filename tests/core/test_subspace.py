@@ -27,14 +27,14 @@ def test_outputs_are_those_of_the_full_matrix_on_both_sides(
     rows = normal(count, dimension, seed=seed)
     basis = random_basis(dimension, data.draw(st.integers(0, dimension)), seed + 1)
     c, s = rows.T.numpy(), basis.numpy()
-    found = Representation.of(rows)
+    result = Representation.of(rows)
     total = energy(c)
-    assert (found.count, found.dimension) == (count, dimension)
-    assert found.energy() == pytest.approx(total, rel=1e-12)
+    assert (result.count, result.dimension) == (count, dimension)
+    assert result.energy() == pytest.approx(total, rel=1e-12)
     delta = energies_along(c, s)
-    assert found.energy_along(basis).tolist() == pytest.approx(delta.tolist(), abs=1e-12 * total)
-    assert found.held_energy(basis) == pytest.approx(held(c, s) if count else 1, abs=1e-12)
-    for values, matrix in ((found.spectrum(), c), (found.spectrum(basis), outside(c, s))):
+    assert result.energy_along(basis).tolist() == pytest.approx(delta.tolist(), abs=1e-12 * total)
+    assert result.held_energy(basis) == pytest.approx(held(c, s) if count else 1, abs=1e-12)
+    for values, matrix in ((result.spectrum(), c), (result.spectrum(basis), outside(c, s))):
         expected = directions(matrix)[0] if count else np.zeros(0)
         real = expected[expected > 1e-13 * total]
         assert values[0].tolist() == pytest.approx(real.tolist(), abs=1e-13 * total)
@@ -82,18 +82,18 @@ def test_pooling_leaves_the_parts_as_they_were() -> None:
 
 def test_rows_are_held_in_double_precision_and_without_their_graph() -> None:
     rows = normal(3, 5).float().requires_grad_()
-    found = Representation.of(rows * 2)
-    values, vectors = found.spectrum()
+    result = Representation.of(rows * 2)
+    values, vectors = result.spectrum()
     assert values.dtype == vectors.dtype == torch.float64
     assert not vectors.requires_grad
 
 
 def test_zero_inputs_have_no_direction_and_are_held_by_any_basis() -> None:
     for count in (0, 2, 9):
-        found = Representation.of(torch.zeros(count, 4))
-        assert found.energy() == 0
-        assert found.spectrum()[1].shape == (4, 0)
-        assert found.held_energy(torch.zeros(4, 0, dtype=torch.float64)) == 1
+        result = Representation.of(torch.zeros(count, 4))
+        assert result.energy() == 0
+        assert result.spectrum()[1].shape == (4, 0)
+        assert result.held_energy(torch.zeros(4, 0, dtype=torch.float64)) == 1
 
 
 def test_what_a_basis_holds_leaves_no_direction_of_rounding() -> None:

@@ -186,8 +186,8 @@ def as_release(which: str | Dataset, root: Path) -> Dataset:
     splits = {}
     for split in ("train", "test"):
         images = load(data, root, split)
-        found = checksums(images)
-        splits[split] = Split(len(images), images.per_class, found.images, found.labels)
+        result = checksums(images)
+        splits[split] = Split(len(images), images.per_class, result.images, result.labels)
     return replace(data, **splits)
 
 

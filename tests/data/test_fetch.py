@@ -198,7 +198,7 @@ def test_a_file_longer_than_the_release_is_stopped(cifar, tmp_path, server):
     assert contents(tmp_path / "root") == []
 
 
-def test_a_missing_page_is_told(cifar, tmp_path, server):
+def test_a_missing_page_is_reported(cifar, tmp_path, server):
     (server.folder / "cifar-100-python.tar.gz").unlink()
     refused(cifar, tmp_path / "root", "the server answered 404")
 
@@ -349,7 +349,7 @@ def glyphs(server, tmp_path, monkeypatch):
     return data, files
 
 
-def test_letters_are_split_by_name_and_judged_by_content(glyphs, server, tmp_path):
+def test_letters_are_split_by_name_and_checked_by_content(glyphs, server, tmp_path):
     data, files = glyphs
     root = tmp_path / "root"
     data = served(server, data, tar({"notMNIST_small/._A": b"", **files}), checked=False)

@@ -51,7 +51,7 @@ def test_unknown_names():
         load("cifar100", ".", "valid")
 
 
-def test_check_tells_what_is_there(written):
+def test_check_says_what_is_there(written):
     name, root = written
     data = DATASETS[name]
     report = check(name, root)
@@ -70,7 +70,7 @@ def test_check_tells_what_is_there(written):
 
 
 @pytest.mark.parametrize("name", list(DATASETS))
-def test_check_tells_what_is_missing(tmp_path, name):
+def test_check_says_what_is_missing(tmp_path, name):
     report = check(name, tmp_path)
     assert report.status == "missing"
     assert "\n" not in report.note
@@ -148,5 +148,7 @@ def test_importing_is_light():
         "print([name for name in ('scipy', 'PIL', 'pooch', 'requests', 'rich') "
         "if name in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"

@@ -233,25 +233,25 @@ def photos(tmp_path):
 
 
 def test_class_folders_become_labelled_pictures_by_name(photos):
-    found = read_class_folders(str(photos), 4)
-    assert found.class_names == ("cat", "dog")
-    assert found.images.shape == (5, 3, 4, 4)
-    assert found.images.dtype == torch.uint8
-    assert found.labels.tolist() == [0, 0, 1, 1, 1]
-    assert found.labels.dtype == torch.int64
-    assert [at(one, 0, 0) for one in found.images[2:]] == [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
-    assert found.skipped == []
+    result = read_class_folders(str(photos), 4)
+    assert result.class_names == ("cat", "dog")
+    assert result.images.shape == (5, 3, 4, 4)
+    assert result.images.dtype == torch.uint8
+    assert result.labels.tolist() == [0, 0, 1, 1, 1]
+    assert result.labels.dtype == torch.int64
+    assert [at(one, 0, 0) for one in result.images[2:]] == [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
+    assert result.skipped == []
 
 
 def test_the_order_is_that_of_the_names_whichever_is_read_first(tmp_path):
     # The first ones are large and take longest.
     for number in range(24):
         plain(tmp_path / "a" / f"{number:02}.png", (number, 0, 0), (1500 if number < 4 else 4, 900))
-    found = read_class_folders(tmp_path, 2)
-    assert found.images[:, 0, 0, 0].tolist() == list(range(24))
+    result = read_class_folders(tmp_path, 2)
+    assert result.images[:, 0, 0, 0].tolist() == list(range(24))
 
 
-def test_progress_is_told_in_the_thread_that_calls(photos):
+def test_progress_is_reported_in_the_thread_that_calls(photos):
     told = []
     here = threading.get_ident()
     read_class_folders(
@@ -300,12 +300,12 @@ def test_bad_files_can_be_skipped(photos):
     (photos / "dog" / "Thumbs.db").write_bytes(b"no picture")
     refused(read_class_folders, photos, 4, match="0.JPG' .*0a.png' .*Thumbs.db'")
     told = []
-    found = read_class_folders(photos, 4, skip_bad=True, progress=lambda *seen: told.append(seen))
-    assert [path.name for path, _ in found.skipped] == ["0.JPG", "0a.png", "Thumbs.db"]
-    assert found.skipped[0][1].startswith("cannot identify")
-    assert found.skipped[1][1] == "No such file or directory"
-    assert found.labels.tolist() == [0, 1, 1, 1]
-    assert found.images[:, 0, 0, 0].tolist() == [0, 0, 1, 2]
+    result = read_class_folders(photos, 4, skip_bad=True, progress=lambda *seen: told.append(seen))
+    assert [path.name for path, _ in result.skipped] == ["0.JPG", "0a.png", "Thumbs.db"]
+    assert result.skipped[0][1].startswith("cannot identify")
+    assert result.skipped[1][1] == "No such file or directory"
+    assert result.labels.tolist() == [0, 1, 1, 1]
+    assert result.images[:, 0, 0, 0].tolist() == [0, 0, 1, 2]
     assert told[-1] == (7, 7)
 
 
@@ -404,10 +404,10 @@ def test_tensors_are_scaled_as_files_are():
     image = pixels(5, 30, 20, 3)
     images = torch.from_numpy(image).permute(2, 0, 1)
     expected = as_pictures(Image.fromarray(image), 8).float()
-    found = as_pictures(images, 8)
-    assert found.dtype == torch.uint8
-    assert (found.float() - expected).abs().max() <= 1
-    assert (found.float() - expected).mean().abs() < 0.1
+    result = as_pictures(images, 8)
+    assert result.dtype == torch.uint8
+    assert (result.float() - expected).abs().max() <= 1
+    assert (result.float() - expected).mean().abs() < 0.1
     floats = as_pictures(images / 255, 8)
     assert floats.dtype == torch.float32
     assert (255 * floats - expected).abs().max() <= 1.5

@@ -21,9 +21,9 @@ def environment(**more: str) -> dict[str, str]:
 
 def start(size: int, words: Sequence[str], **more: str) -> list[subprocess.Popen[str]]:
     """Start so many processes of a script."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    with socket.socket() as result:
+        result.bind(("127.0.0.1", 0))
+        port = result.getsockname()[1]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
     ranks = [{**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
     return [start_one(words, **rank, **more) for rank in ranks]

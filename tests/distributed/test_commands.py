@@ -1,4 +1,4 @@
-"""The command line on several processes: stopped, gone on with by others, killed, refused."""
+"""The command line on several processes: stopped, resumed by others, killed, refused."""
 
 import importlib
 import json
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 
 
 def record(out):
-    (found,) = out.glob("*/record.json")
-    return json.loads(found.read_text())
+    (result,) = out.glob("*/record.json")
+    return json.loads(result.read_text())
 
 
 def lines(said):
@@ -33,18 +33,18 @@ def lines(said):
     ]
 
 
-def same_result(found):
+def same_result(result):
     """Tell whether this is what one process learns."""
     expected = json.loads(classgrad.run("split-digits", "gpm", values=VALUES).to_json())
-    assert found["complete"]
-    assert found["processes"] == 2
-    assert found["data"] == expected["data"]
-    assert found["average_accuracy"] == pytest.approx(expected["average_accuracy"], abs=1)
-    ranks = [[layer["ranks"] for layer in one["layers"]] for one in (found, expected)]
+    assert result["complete"]
+    assert result["processes"] == 2
+    assert result["data"] == expected["data"]
+    assert result["average_accuracy"] == pytest.approx(expected["average_accuracy"], abs=1)
+    ranks = [[layer["ranks"] for layer in one["layers"]] for one in (result, expected)]
     assert ranks[0] == ranks[1]
 
 
-def test_a_run_goes_on_with_any_number_of_processes_however_it_was_cut_short(tmp_path):
+def test_a_run_resumes_with_any_number_of_processes_however_it_was_cut_short(tmp_path):
     words = [DRIVEN, *WORDS, "--save-steps", "5", "--out", str(tmp_path)]
     # Stopped: the signal reaches one of two processes only, and not the first.
     both = processes.ended(processes.start(2, words, DRIVEN="SIGTERM 1 12"))
@@ -101,11 +101,11 @@ def test_one_speaks_for_a_main_process_that_does_not(monkeypatch):
 
     store = mock.Mock(wait=gone, add=gone)
     assert [Speaker(rank, 4, store).speaks() for rank in (2, 1, 3)] == [False, True, False]
-    found = []
+    result = []
     for rank in (4, 5, 6):  # of the second machine, when the first is gone
         monkeypatch.setenv("LOCAL_RANK", str(rank - 4))
-        found.append(Speaker(rank, 7, store).speaks())
-    assert found == [True, False, False]
+        result.append(Speaker(rank, 7, store).speaks())
+    assert result == [True, False, False]
 
 
 def test_a_file_that_is_shown_late_is_waited_for(tmp_path, monkeypatch):

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def alone():
-    found = {name: together.learnt(name) for name in together.RUNS}
-    return {f"{name}/{key}": value for name, part in found.items() for key, value in part.items()}
+    result = {name: together.learnt(name) for name in together.RUNS}
+    return {f"{name}/{key}": value for name, part in result.items() for key, value in part.items()}
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +32,19 @@ def several(tmp_path_factory):
 
 
 def said(several, size):
-    found = [json.loads((several[size] / f"{rank}.json").read_text()) for rank in range(size)]
-    assert all(one == found[0] for one in found)
-    return found[0]
+    result = [json.loads((several[size] / f"{rank}.json").read_text()) for rank in range(size)]
+    assert all(one == result[0] for one in result)
+    return result[0]
 
 
 @pytest.mark.parametrize(("name", "size"), CASES)
 def test_several_processes_learn_what_one_does(alone, several, name, size):
-    found = load_file(several[size] / "0.safetensors")
+    result = load_file(several[size] / "0.safetensors")
     keys = [key for key in alone if key.startswith(f"{name}/")]
     assert keys
-    assert keys == [key for key in alone if key in found and key.startswith(f"{name}/")]
+    assert keys == [key for key in alone if key in result and key.startswith(f"{name}/")]
     for key in keys:
-        one, other = found[key], alone[key]
+        one, other = result[key], alone[key]
         if "/basis " in key:
             assert one.shape == other.shape
             assert largest_sine(one, other) < 1e-6

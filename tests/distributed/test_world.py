@@ -33,10 +33,10 @@ def failing(message):
 
 @pytest.mark.parametrize("message", LOST)
 def test_a_process_that_is_gone_is_said_in_one_line(message):
-    with pytest.raises(UserError, match="another process of this run has ended") as found:
+    with pytest.raises(UserError, match="another process of this run has ended") as result:
         World(0, 2)._exchanged("sums", torch.ones(3), failing(message))
-    assert message in str(found.value)
-    assert "\n" not in str(found.value)
+    assert message in str(result.value)
+    assert "\n" not in str(result.value)
 
 
 def test_other_errors_pass():

@@ -93,26 +93,26 @@ def learnt(name: str) -> dict[str, Tensor]:
 
     That is the gradient when it is projected: before, some have met the projection in their rows.
     """
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     run = made(name)
 
     def noted(optimizer: torch.optim.Optimizer) -> None:
         prepare_fused(optimizer)
         task = f"gradient {len(run.scores)}"
-        if task not in found:
+        if task not in result:
             moved = optimizer.param_groups[0]["params"]
-            found[task] = torch.cat([p.grad.flatten() for p in moved if p.grad is not None])
+            result[task] = torch.cat([p.grad.flatten() for p in moved if p.grad is not None])
 
     with mock.patch("classgrad.training.loop.prepare_fused", noted):
         record = run.execute()
-    found |= {f"net {key}": value for key, value in run.net.state_dict().items()}
+    result |= {f"net {key}": value for key, value in run.net.state_dict().items()}
     for site, subspace in getattr(run.method, "subspaces", {}).items():
-        found[f"basis {site}"] = subspace.basis
+        result[f"basis {site}"] = subspace.basis
     if hasattr(run.method, "matrices"):
-        found |= {f"matrix {site}": value for site, value in run.method.matrices.items()}
+        result |= {f"matrix {site}": value for site, value in run.method.matrices.items()}
     scores = record.accuracy_matrix[-1] + record.accuracy_matrix_task_free_prototypes[-1]
-    found["scores"] = torch.tensor(scores, dtype=torch.float64)
-    return {key: value.contiguous() for key, value in found.items()}
+    result["scores"] = torch.tensor(scores, dtype=torch.float64)
+    return {key: value.contiguous() for key, value in result.items()}
 
 
 def refusals() -> dict[str, str]:
@@ -125,8 +125,8 @@ def refusals() -> dict[str, str]:
         Run(make_plan(stream, method, network="mlp", values=values), stream)
 
     def versions() -> None:
-        found = {"python": "3", "classgrad": "1", "torch": "2" if other else "1"}
-        with mock.patch("classgrad.runs.run.versions", return_value=found):
+        result = {"python": "3", "classgrad": "1", "torch": "2" if other else "1"}
+        with mock.patch("classgrad.runs.run.versions", return_value=result):
             refuse_other_processes([], {})
 
     def not_finite() -> None:
@@ -158,19 +158,19 @@ def refusals() -> dict[str, str]:
         "versions": versions,
         "data": lambda: run(blobs(1, seed=int(other))),
     }
-    found = {}
+    result = {}
     for name, case in cases.items():
         try:
             case()
-            found[name] = "nothing"
+            result[name] = "nothing"
         except UserError as error:
-            found[name] = str(error)
-    return found
+            result[name] = str(error)
+    return result
 
 
 def parted() -> dict[str, list[float]]:
     """Return what processes end with of which one has rounded otherwise than the others."""
-    other, found = 1e-6 * (world().process_index == world().size - 1), {}
+    other, result = 1e-6 * (world().process_index == world().size - 1), {}
     gradients = OGD.gradients
 
     def rounded(*given: Any) -> Tensor:
@@ -193,37 +193,37 @@ def parted() -> dict[str, list[float]]:
         values = [p.detach().flatten() for p in run.net.parameters()]
         bases = [s.basis for s in getattr(run.method, "subspaces", {}).values()]
         bases += [run.method.basis] if name == "ogd" else []
-        found[name] = [float(v.double().sum()) for v in [*values, *bases]]
-    return found
+        result[name] = [float(v.double().sum()) for v in [*values, *bases]]
+    return result
 
 
 def traffic() -> dict[str, int]:
     """Return bytes that a process sends, in the steps of a task and in its base update."""
-    found = {}
+    result = {}
     run = made("finetune")
     before = world().sent.copy()
     loop = run.session.training_loop(run.stream[0], run.observe)
     run.method.fit_task(run.net, run.stream[0], loop)
     parameters = list(run.method.parameters(run.net, [run.stream[0]]))
-    found["steps"] = run.steps
-    found["gradients"] = sum(p.nbytes for p in parameters)
-    found |= {f"training {kind}": n for kind, n in (world().sent - before).items()}
+    result["steps"] = run.steps
+    result["gradients"] = sum(p.nbytes for p in parameters)
+    result |= {f"training {kind}": n for kind, n in (world().sent - before).items()}
     for samples, per_class in ((4, 11), (11, 11), (16, 90), (90, 90)):
         # Of a network that is not trained, so no class is left out for being told wrong.
         run = made("cgp", samples=samples, per_class=per_class, correct_only=False)
         before = world().sent.copy()
         run.method.end_task(run.net, run.stream[0], torch.Generator().manual_seed(0))
         size = f"{samples} {per_class}"
-        found |= {f"{kind} {size}": n for kind, n in (world().sent - before).items()}
-        found[f"bases {size}"] = sum(s.memory_bytes for s in run.method.subspaces.values())
-    return found
+        result |= {f"{kind} {size}": n for kind, n in (world().sent - before).items()}
+        result[f"bases {size}"] = sum(s.memory_bytes for s in run.method.subspaces.values())
+    return result
 
 
 def main(folder: Path) -> None:
     """Write all that is compared, as this process has it."""
     index, size = distributed.join().process_index, world().size
-    found = {f"{name}/{key}": value for name in runs(size) for key, value in learnt(name).items()}
-    save_file(found, folder / f"{index}.safetensors")
+    result = {f"{name}/{key}": value for name in runs(size) for key, value in learnt(name).items()}
+    save_file(result, folder / f"{index}.safetensors")
     said = {"refusals": refusals(), "traffic": traffic(), "parted": parted()}
     (folder / f"{index}.json").write_text(json.dumps(said))
     distributed.leave()

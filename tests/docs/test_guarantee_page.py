@@ -29,11 +29,11 @@ def test_the_page_shows_every_figure_that_the_script_draws():
 
 
 def test_what_is_left_of_the_step_is_at_right_angles_to_a_plane_that_holds_most_of_the_inputs(made):
-    found = made["plane"]()
-    assert found.basis.shape == (3, 2)
-    assert (found.projected @ found.basis).abs().max() < 1e-12 * found.gradient.norm()
-    assert found.projected.norm() > 0.3 * found.gradient.norm()
-    inside = (found.inputs @ found.basis).square().sum() / found.inputs.square().sum()
+    result = made["plane"]()
+    assert result.basis.shape == (3, 2)
+    assert (result.projected @ result.basis).abs().max() < 1e-12 * result.gradient.norm()
+    assert result.projected.norm() > 0.3 * result.gradient.norm()
+    inside = (result.inputs @ result.basis).square().sum() / result.inputs.square().sum()
     assert 0.97 <= inside < 1
 
 

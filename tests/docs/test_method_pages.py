@@ -40,9 +40,9 @@ def written(cell: str) -> object:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_setting_is_on_the_page_with_its_default(name):
     defaults = {field: info.default for field, info in METHODS[name].model_fields.items()}
-    found = table(name)
-    assert found.keys() == defaults.keys()
-    for field, cell in found.items():
+    result = table(name)
+    assert result.keys() == defaults.keys()
+    for field, cell in result.items():
         assert written(cell) == defaults[field], field
 
 

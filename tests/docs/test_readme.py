@@ -61,8 +61,8 @@ def test_the_tables_of_the_docs_are_those_of_the_records():
 def test_a_line_whose_first_seed_did_not_end_is_filled_from_the_next():
     script = runpy.run_path(str(ROOT / "docs" / "fill_tables.py"))
     runs = [made(seed=seed, complete=seed > 1) for seed in (1, 3, 2)]
-    found = {"CGP": runs, "cut": runs[:1], "not run": []}
-    experiment = SimpleNamespace(records=lambda *_: found)
+    result = {"CGP": runs, "cut": runs[:1], "not run": []}
+    experiment = SimpleNamespace(records=lambda *_: result)
     assert {name: one.seed for name, one in script["finished"](experiment).items()} == {"CGP": 2}
 
 
@@ -84,9 +84,9 @@ def test_every_method_but_finetune_forgets_less_than_finetune():
 def smoke_runs(benchmark: str) -> dict[str, RunRecord]:
     records = [RunRecord.load(path) for path in (SMOKE / benchmark).glob("*/record.json")]
     assert all(record.complete and record.benchmark == benchmark for record in records)
-    found = {record.method_name: record for record in records}
-    assert len(found) == len(records)
-    return found
+    result = {record.method_name: record for record in records}
+    assert len(result) == len(records)
+    return result
 
 
 def test_every_method_has_a_page():

@@ -31,17 +31,17 @@ def test_every_test_that_is_named_exists():
 
 
 def test_runs_of_every_method_were_killed_everywhere_and_none_ended_otherwise():
-    found = results("faults", "results/faults.json")["methods"]
-    assert found.keys() == METHODS.keys()
-    for name, one in found.items():
+    result = results("faults", "results/faults.json")["methods"]
+    assert result.keys() == METHODS.keys()
+    for name, one in result.items():
         assert one["wrong"] == 0, name
         assert one["kills"]["random moment"] == sum(one["kills"].values()) / 2, name
 
 
 def test_damaged_files_of_every_kind_were_read_or_refused():
-    found = results("fuzz", "results/fuzz.json")["targets"]
-    assert found.keys() == TARGETS.keys()
-    for name, one in found.items():
+    result = results("fuzz", "results/fuzz.json")["targets"]
+    assert result.keys() == TARGETS.keys()
+    for name, one in result.items():
         assert one["read"] + one["refused"] >= 20_000, name
 
 

@@ -104,8 +104,8 @@ def test_what_is_kept_of_an_unfinished_task_is_on_the_page(tmp_path):
 def test_without_classgrad_the_state_is_read_by_the_lines_on_the_page(tmp_path, monkeypatch):
     trunk = built(lambda: nn.Sequential(nn.Conv2d(3, 4, 2), nn.ReLU(), nn.Flatten())).float()
     learner = Learner(trunk.to(memory_format=torch.channels_last), GPM(), training=QUICK)
-    chance = torch.Generator().manual_seed(1)
-    learner.learn("one", (torch.rand(8, 3, 3, 3, generator=chance), torch.arange(8) % 2))
+    rng = torch.Generator().manual_seed(1)
+    learner.learn("one", (torch.rand(8, 3, 3, 3, generator=rng), torch.arange(8) % 2))
     assert not learner.net.trunk[0].weight.is_contiguous()  # so strides count
     learner.save(tmp_path / "STATE")
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -45,8 +45,8 @@ def test_links_of_the_pages_lead_somewhere():
 
 def headings(text):
     """Names of a page's headings in links, as GitHub makes them."""
-    found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in found}
+    result = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in result}
 
 
 def test_the_readme_names_the_pages():

@@ -185,14 +185,14 @@ def page_file(path: Path) -> str | None:
 
 def settings() -> list[type[Settings]]:
     """Every class of settings in the package."""
-    found, left = [], [Settings]
+    actual, left = [], [Settings]
     while left:
         kind = left.pop()
         left += kind.__subclasses__()
         if kind.__module__.startswith("classgrad."):
-            found.append(kind)
-    assert set(METHODS.values()) < set(found)
-    return found
+            actual.append(kind)
+    assert set(METHODS.values()) < set(actual)
+    return actual
 
 
 def revealed(kinds: list[type[Settings]]) -> str:

@@ -51,8 +51,8 @@ def test_what_a_learner_takes_and_what_grows_is_as_the_page_says(name):
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row[1] == "yes"])
 def test_which_methods_take_a_trunk_of_ones_own_is_as_the_page_says(name):
     trunk = built(lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU())).float()
-    chance = torch.Generator().manual_seed(1)
-    images, labels = torch.rand(16, 3, 2, 2, generator=chance), torch.arange(16) % 2
+    rng = torch.Generator().manual_seed(1)
+    images, labels = torch.rand(16, 3, 2, 2, generator=rng), torch.arange(16) % 2
     learner = Learner(trunk, METHODS[name](), training=Training(epochs=1, batch_size=8))
     if TABLE[name][2] == "yes":
         for task in ("one", "two"):

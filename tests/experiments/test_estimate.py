@@ -59,46 +59,46 @@ def test_contrast_and_rounds_count_more():
 def test_without_a_record_a_few_steps_are_timed(monkeypatch):
     timed = []
     monkeypatch.setattr(estimate, "timed_step", lambda *given: timed.append(given) or 0.5)
-    found = Estimate(Workload())
+    result = Estimate(Workload())
     steps = 2 * 5 * 100 / 32  # epochs, tasks, images and batch
-    assert found.of_plan(plan()) == pytest.approx(steps * 0.5)
-    assert found.of_plan(plan("cgp")) == pytest.approx(2 * steps * 0.5)
+    assert result.of_plan(plan()) == pytest.approx(steps * 0.5)
+    assert result.of_plan(plan("cgp")) == pytest.approx(2 * steps * 0.5)
     assert len(timed) == 1
 
 
 def test_a_step_takes_some_time_and_leaves_the_threads_alone(monkeypatch):
     monkeypatch.setattr(estimate, "TIMED_SECONDS", 0.01)
     before = torch.get_num_threads()
-    found = Estimate(Workload(), threads=before + 1)
-    assert 1e-5 < found.step(plan()) < 1
+    result = Estimate(Workload(), threads=before + 1)
+    assert 1e-5 < result.step(plan()) < 1
     assert torch.get_num_threads() == before
 
 
 def test_of_a_run_that_was_cut_only_the_rest_counts(tmp_path):
     (job,) = jobs_of_plans([("a", plan())], tmp_path)
-    found = Estimate(Workload(), [record(plan(), 8.0)])
-    assert found.of_job(job) == pytest.approx(START_SECONDS + 8)
+    result = Estimate(Workload(), [record(plan(), 8.0)])
+    assert result.of_job(job) == pytest.approx(START_SECONDS + 8)
     job.folder.mkdir()
     half = record(plan(), 4.0, accuracy_matrix=[[90.0]])
     half.complete = False
     half.save(job.folder)
-    assert found.of_job(job) == pytest.approx(START_SECONDS + 4)
+    assert result.of_job(job) == pytest.approx(START_SECONDS + 4)
     half.model_copy(update={"tasks": [], "accuracy_matrix": []}).save(job.folder)
-    assert found.of_job(job) == pytest.approx(START_SECONDS + 8)
+    assert result.of_job(job) == pytest.approx(START_SECONDS + 8)
 
 
 def test_records_that_cannot_be_read_or_are_not_complete_are_passed_over(tmp_path):
     for name, seconds in (("good", 1.0), ("bad", 2.0), ("half", 3.0)):
         (tmp_path / name).mkdir()
-        found = record(plan(), seconds)
-        found.complete = name != "half"
-        found.save(tmp_path / name)
+        result = record(plan(), seconds)
+        result.complete = name != "half"
+        result.save(tmp_path / name)
     (tmp_path / "bad" / "record.json").write_text("{")
     for name, of in (("cuda", {"device": "cuda:0"}), ("several", {"processes": 2})):
         (tmp_path / name).mkdir()
         record(plan(), 2.0, **of).save(tmp_path / name)
-    assert [found.seconds.total for found in finished_records(tmp_path)] == [1.0]
-    assert [found.seconds.total for found in finished_records(tmp_path, "cuda")] == [2.0]
+    assert [result.seconds.total for result in finished_records(tmp_path)] == [1.0]
+    assert [result.seconds.total for result in finished_records(tmp_path, "cuda")] == [2.0]
     assert finished_records(tmp_path / "nowhere") == []
     strange = record(plan(), 1.0)
     strange.method = {"name": "forgotten"}

@@ -1,4 +1,4 @@
-"""Results at a URL: nothing is lost wherever copying is cut short, and runs go on elsewhere."""
+"""Results at a URL: nothing is lost wherever copying is cut short, and runs resume elsewhere."""
 
 import sys
 from contextlib import suppress
@@ -55,7 +55,7 @@ def save_some(checkpoints):
     checkpoints.clear()
 
 
-def test_wherever_copying_is_cut_there_is_a_state_to_go_on_from(tmp_path):
+def test_wherever_copying_is_cut_there_is_a_state_to_resume_from(tmp_path):
     for changes in range(100):
         folder, url = tmp_path / f"here{changes}", f"file://{tmp_path}/there{changes}"
         folder.mkdir()
@@ -148,7 +148,7 @@ def test_the_trace_of_a_crash_is_at_the_url(tmp_path):
     assert (tmp_path / "y" / "crash.txt").read_text() == "trace"
 
 
-def test_what_cannot_be_written_is_told_in_one_line(tmp_path):
+def test_what_cannot_be_written_is_reported_in_one_line(tmp_path):
     (tmp_path / "file").touch()
     remote = Remote(f"file://{tmp_path}/file/run")
     with pytest.raises(UserError, match=r"/file/run' cannot be written: .*file") as error:

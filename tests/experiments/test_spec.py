@@ -50,11 +50,11 @@ def test_the_headline_run_is_shared_by_the_tables_that_show_it():
         ("splits", "CGP, 10 tasks"),
     ]
     for recipe in ("fast", "paper"):
-        found = {
+        result = {
             experiments.load(name).plans(recipe, [1])[label][0].folder_name()
             for name, label in places
         }
-        assert len(found) == 1
+        assert len(result) == 1
 
 
 def test_gpm_has_its_own_rate_and_that_of_cgp():
@@ -100,8 +100,8 @@ def test_finds_the_records_of_its_lines_and_no_others(small):
     plans = small.plans("fast", [1, 2])
     records = [record(plan) for several in plans.values() for plan in several]
     other = record(small.plans("paper", [1])["plain"][0])
-    found = small.records([other, *records], "fast")
-    assert found == {"plain": records[:2], "gpm": records[2:]}
+    result = small.records([other, *records], "fast")
+    assert result == {"plain": records[:2], "gpm": records[2:]}
     assert small.records([other], "fast") == {"plain": [], "gpm": []}
 
 

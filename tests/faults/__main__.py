@@ -1,4 +1,4 @@
-"""What `make faults` does: kill runs of every method many times, and let them go on.
+"""What `make faults` does: kill runs of every method many times, and resume them.
 
 Takes how many times, and a file for the figures: python -m faults --kills 300 --out found.json
 """
@@ -20,17 +20,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     given = parser.parse_args()
     warm_up()
-    found = {}
+    result = {}
     with tempfile.TemporaryDirectory() as place:
         for name in METHODS:
-            found[name] = one = survives(name, Path(place) / name, given.kills)
+            result[name] = one = survives(name, Path(place) / name, given.kills)
             kills = sum(one["kills"].values())
             line = f"{name:<10}{kills:>4} kills, {one['wrong']} wrong, {one['seconds']:>5.0f} s"
             print(line, flush=True)
     if given.out:
-        content = {"versions": versions(), "methods": found}
+        content = {"versions": versions(), "methods": result}
         given.out.write_text(json.dumps(content, indent=1) + "\n")
-    raise SystemExit(any(one["wrong"] for one in found.values()))
+    raise SystemExit(any(one["wrong"] for one in result.values()))
 
 
 if __name__ == "__main__":

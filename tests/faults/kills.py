@@ -1,4 +1,4 @@
-"""Kill runs without warning, let them go on, and compare how they end with a run left alone.
+"""Kill runs without warning, resume them, and compare how they end with a run left alone.
 
 Children are forked from this process, which has loaded everything and computes with one thread, so
 that a child starts at once: `warm_up` first.
@@ -58,14 +58,14 @@ def start(name: str, folder: Path) -> Run:
 def digest(state: Any) -> str:
     """Return what tells a state from any other, to the last bit."""
     tree, tensors = encoding.encode(state)
-    found = hashlib.sha256(json.dumps(tree, sort_keys=True).encode())
+    result = hashlib.sha256(json.dumps(tree, sort_keys=True).encode())
     for name in sorted(tensors):
-        found.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        result.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
+    return result.hexdigest()
 
 
 def run_to_end(name: str, folder: Path) -> None:
-    """Learn, or go on learning, and write down how it ended."""
+    """Learn, or resume, and write down how it ended."""
     running = start(name, folder)
     record = running.resume().model_dump(exclude={"seconds"})
     states = {"net": running.net.state_dict(), "method": running.method.state_dict()}
@@ -97,10 +97,10 @@ def dying(call: Callable[..., Any], number: int, late: bool) -> Callable[..., An
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         left[0] -= 1
-        found = call(*args, **kwargs) if left[0] or late else None
+        result = call(*args, **kwargs) if left[0] or late else None
         if not left[0]:
             os.kill(os.getpid(), signal.SIGKILL)
-        return found
+        return result
 
     return wrapper
 
@@ -119,26 +119,26 @@ def survives(name: str, folder: Path, kills: int, seed: int = 1) -> dict[str, An
     Every second kill is at a random moment. The others go round the places in `CALLS`, and begin
     with another one for each method, so that few kills of every method come to all places.
     """
-    chance = random.Random(f"{name} {seed}")
+    rng = random.Random(f"{name} {seed}")
     began = time.monotonic()
     alone, victim = folder / "alone", folder / "victim"
     assert ended(in_child(lambda: run_to_end(name, alone))) == 0, name
     lasted = time.monotonic() - began
-    found = dict.fromkeys((RANDOM, *(place for place, _ in CALLS)), 0)
+    result = dict.fromkeys((RANDOM, *(place for place, _ in CALLS)), 0)
     wrong = 0
-    while sum(found.values()) < kills:
-        count = sum(found.values())
+    while sum(result.values()) < kills:
+        count = sum(result.values())
         if count % 2:
             place, call = CALLS[(count // 2 + list(METHODS).index(name)) % len(CALLS)]
-            number, late = chance.randint(1, 3), chance.random() < 0.5
+            number, late = rng.randint(1, 3), rng.random() < 0.5
             child = in_child(partial(run_dying, name, victim, call, number, late))
         else:
             place, child = RANDOM, in_child(lambda: run_to_end(name, victim))
-            time.sleep(chance.uniform(0, lasted))
+            time.sleep(rng.uniform(0, lasted))
             os.kill(child, signal.SIGKILL)
         code = ended(child)
         if code == -signal.SIGKILL:
-            found[place] += 1
+            result[place] += 1
         elif code:
             wrong += 1
             break  # it failed, and said why
@@ -148,15 +148,15 @@ def survives(name: str, folder: Path, kills: int, seed: int = 1) -> dict[str, An
             shutil.rmtree(victim)
     code = ended(in_child(lambda: run_to_end(name, victim)))
     wrong += code != 0 or differ(victim, alone)
-    return {"kills": found, "wrong": wrong, "seconds": round(time.monotonic() - began, 1)}
+    return {"kills": result, "wrong": wrong, "seconds": round(time.monotonic() - began, 1)}
 
 
 def differ(victim: Path, alone: Path) -> bool:
     """Tell whether a run ended otherwise than one that was left alone."""
-    found, expected = (json.loads((folder / END).read_text()) for folder in (victim, alone))
-    if found["states"] is None:
-        return bool(found["record"] != expected["record"])
-    return bool(found != expected)
+    result, expected = (json.loads((folder / END).read_text()) for folder in (victim, alone))
+    if result["states"] is None:
+        return bool(result["record"] != expected["record"])
+    return bool(result != expected)
 
 
 def ended(child: int) -> int:

@@ -31,9 +31,9 @@ def test_killed_runs_of_every_method_end_as_those_that_were_left_alone(tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     methods = json.loads(out.read_text())["methods"]
     assert methods.keys() == METHODS.keys()
-    for name, found in methods.items():
-        assert sum(found["kills"].values()) == KILLS, name
-        assert found["kills"][RANDOM] == KILLS / 2, name
-        assert found["wrong"] == 0, name
+    for name, result in methods.items():
+        assert sum(result["kills"].values()) == KILLS, name
+        assert result["kills"][RANDOM] == KILLS / 2, name
+        assert result["wrong"] == 0, name
     for place in {place for place, _ in CALLS}:
-        assert sum(found["kills"][place] for found in methods.values()) >= KILLS, place
+        assert sum(result["kills"][place] for result in methods.values()) >= KILLS, place

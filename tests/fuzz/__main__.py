@@ -25,16 +25,16 @@ def main() -> None:
     given = parser.parse_args()
     names = given.names or list(TARGETS)
     spawn = multiprocessing.get_context("spawn")
-    found = {}
+    result = {}
     with ProcessPoolExecutor(2, mp_context=spawn) as pool:
         reports = pool.map(report, names, [given.inputs] * len(names))
         for name, (counts, text) in zip(names, reports, strict=True):
-            found[name] = counts
+            result[name] = counts
             print(text, flush=True)
     if given.out:
-        content = {"versions": versions(), "targets": found}
+        content = {"versions": versions(), "targets": result}
         given.out.write_text(json.dumps(content, indent=1) + "\n")
-    sys.exit(None in found.values())
+    sys.exit(None in result.values())
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def archives(names: tuple[str, ...], content: bytes) -> st.SearchStrategy[bytes]
     headers = members((*names, "../outside", "/classgrad-outside", "a\nb"), len(content))
     parts = st.tuples(headers, bodies).map(b"".join)
     return st.lists(parts.map(lambda part: part + bytes(-len(part) % 512)), max_size=4).map(
-        lambda found: gzip.compress(b"".join(found) + bytes(1024), 1)
+        lambda result: gzip.compress(b"".join(result) + bytes(1024), 1)
     )
 
 

@@ -82,9 +82,9 @@ def _number(draw: st.DrawFn, content: bytearray, at: int) -> None:
 
 def _written_number(draw: st.DrawFn, content: bytearray, at: int) -> None:
     """Put a word in the place of the next number that is written in digits."""
-    found = NUMBER.search(content, at)
-    if found:
-        content[found.start() : found.end()] = draw(st.sampled_from(WORDS))
+    result = NUMBER.search(content, at)
+    if result:
+        content[result.start() : result.end()] = draw(st.sampled_from(WORDS))
 
 
 def _word(draw: st.DrawFn, content: bytearray, at: int) -> None:

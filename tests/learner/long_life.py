@@ -22,18 +22,18 @@ KILLED = {0: 9, 7: 6, 18: 14, 19: 17, 39: 10}  # tasks, and the step in which th
 TRAINING = Training(epochs=5, batch_size=10, learning_rate=0.2)
 
 
-def points(task, per_class, chance):
+def points(task, per_class, seed):
     """Return two clouds of points that overlap, in a few directions of the task's own."""
     drawn = torch.Generator().manual_seed(task)
     directions = torch.randn(INNER, SIZE, generator=drawn)
     labels = torch.arange(CLASSES).repeat(per_class)
-    inner = torch.randn(len(labels), INNER, generator=torch.Generator().manual_seed(chance))
+    inner = torch.randn(len(labels), INNER, generator=torch.Generator().manual_seed(seed))
     inner[:, 0] += 3.5 * labels - 1.75
     return inner @ directions, labels
 
 
 def train_data(task):
-    return points(task, 20, chance=1000 + task)
+    return points(task, 20, seed=1000 + task)
 
 
 def new_learner(method=None):
@@ -78,9 +78,9 @@ def learn_all(method=None):
 
 def accuracy(learner, task):
     """Return how many of new points of a task are classified correctly, in per cent."""
-    x, y = points(task, 500, chance=2000 + task)
-    found = learner.predict(x, task=f"task {task}", batch_size=len(x))
-    right = [int(one.name) == int(label) for one, label in zip(found, y, strict=True)]
+    x, y = points(task, 500, seed=2000 + task)
+    result = learner.predict(x, task=f"task {task}", batch_size=len(x))
+    right = [int(one.name) == int(label) for one, label in zip(result, y, strict=True)]
     return 100 * sum(right) / len(right)
 
 
@@ -94,15 +94,15 @@ def live(folder):
         assert ended(in_child(lambda n=number: learn_next(folder, n))) == 0, number
         if number == 0:
             when_learnt = accuracy(Learner.load(folder), 0)
-    found = Learner.load(folder)
+    result = Learner.load(folder)
     return {
-        "tasks": len(found.tasks),
+        "tasks": len(result.tasks),
         "kills": kills,
         "when learnt": when_learnt,
-        "at the end": accuracy(found, 0),
-        "last task": accuracy(found, TASKS - 1),
+        "at the end": accuracy(result, 0),
+        "last task": accuracy(result, TASKS - 1),
         "finetuned": accuracy(learn_all(Finetune()), 0),
-        "same as in one process": timeless(found) == timeless(learn_all()),
+        "same as in one process": timeless(result) == timeless(learn_all()),
     }
 
 

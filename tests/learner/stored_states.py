@@ -25,10 +25,10 @@ SMALL = {  # what makes a method quick, its state small, or all of its memory be
 
 def points(task: int, per_class: int = 10) -> tuple[Tensor, Tensor]:
     """Return three clouds of points (n, 4) that belong to a task, and labels."""
-    chance = torch.Generator().manual_seed(task)
-    centres = 2 * torch.randn(3, 4, generator=chance)
+    rng = torch.Generator().manual_seed(task)
+    centres = 2 * torch.randn(3, 4, generator=rng)
     labels = torch.arange(3).repeat(per_class)
-    return centres[labels] + 0.5 * torch.randn(len(labels), 4, generator=chance), labels
+    return centres[labels] + 0.5 * torch.randn(len(labels), 4, generator=rng), labels
 
 
 def told(learner: Learner) -> dict[str, list[dict[str, float]]]:

@@ -16,11 +16,11 @@ QUICK = Training(epochs=12, batch_size=16, learning_rate=0.1)
 
 def points(task, per_class=20, size=30):
     """Return two clouds of points in a plane, which shares a line with the next task's."""
-    chance = torch.Generator().manual_seed(task)
+    rng = torch.Generator().manual_seed(task)
     plane = torch.zeros(2, size)
     plane[:, task : task + 2] = torch.eye(2)
     labels = torch.arange(2).repeat(per_class)
-    inside = torch.eye(2)[labels] + 0.1 * torch.randn(len(labels), 2, generator=chance)
+    inside = torch.eye(2)[labels] + 0.1 * torch.randn(len(labels), 2, generator=rng)
     return 2 * inside @ plane, labels
 
 
@@ -43,16 +43,16 @@ def learner():
 
 
 def test_with_all_energy_protected_nothing_leaks_and_finetuning_leaks():
-    found = {}
+    result = {}
     for name, method in {"cgp": CGP(contrast=0, energy=1), "finetune": Finetune()}.items():
         one = first_task(method)
         reference = one.reference(points(1)[0], "one")
         assert leakage(one, reference) == Leakage("one", 0.0, 0.0, 0, 40)
         assert one.learn("two", points(2)).accuracy == 100
-        found[name] = leakage(one, reference)
-    assert found["cgp"].mean <= found["cgp"].largest < 1e-4
-    assert found["cgp"].changed == 0
-    assert found["finetune"].largest >= found["finetune"].mean > 0.1
+        result[name] = leakage(one, reference)
+    assert result["cgp"].mean <= result["cgp"].largest < 1e-4
+    assert result["cgp"].changed == 0
+    assert result["finetune"].largest >= result["finetune"].mean > 0.1
 
 
 def test_the_change_is_that_of_each_image_by_the_norm_of_its_logits(learner):
@@ -60,11 +60,11 @@ def test_the_change_is_that_of_each_image_by_the_norm_of_its_logits(learner):
     now = reference.logits
     # The first image's logits were half of what they are, the second's the other way round.
     then = torch.stack([now[0] / 2, now[1].flip(0)])
-    found = leakage(learner, Reference(reference.images, then, "one", reference.identity))
+    result = leakage(learner, Reference(reference.images, then, "one", reference.identity))
     second = float((now[1] - now[1].flip(0)).norm() / now[1].norm())
-    assert found.largest == pytest.approx(max(1, second))
-    assert found.mean == pytest.approx((1 + second) / 2)
-    assert (found.changed, found.images) == (1, 2)
+    assert result.largest == pytest.approx(max(1, second))
+    assert result.mean == pytest.approx((1 + second) / 2)
+    assert (result.changed, result.images) == (1, 2)
     assert str(Leakage("one", 0.00123, 0.5, 3, 40)) == (
         "task 'one': logits changed by 1.2e-03 of their norm on average, 5.0e-01 at most; "
         "3 of 40 predictions changed"

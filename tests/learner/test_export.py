@@ -45,9 +45,9 @@ def none():
 
 def images(shape, seed, per_class=6):
     """Return pictures of three classes, each with a brightness of its own."""
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     labels = torch.arange(3).repeat(per_class)
-    noise = torch.rand(len(labels), *shape, generator=chance)
+    noise = torch.rand(len(labels), *shape, generator=rng)
     return 0.6 * noise + 0.2 * labels.reshape(-1, *[1] * len(shape)), labels
 
 
@@ -80,11 +80,11 @@ def own():
 
 def said_by(learner, x, task):
     """Return the probabilities that the learner gives to the classes in their order."""
-    found = []
+    result = []
     for one in learner.predict(x, task=task):
         by_name = {guess.name: guess.probability for guess in one.ranking}
-        found.append([by_name.get(name, 0.0) for name in CLASSES])
-    return torch.tensor(found)
+        result.append([by_name.get(name, 0.0) for name in CLASSES])
+    return torch.tensor(result)
 
 
 def test_without_classgrad_the_file_says_what_the_learner_says(own, tmp_path):
@@ -112,11 +112,11 @@ def test_without_classgrad_the_file_says_what_the_learner_says(own, tmp_path):
     assert ended.returncode == 0, ended.stderr
     for folder, probabilities in wanted.items():
         name, _, task = folder.name.partition("-")
-        found = json.loads((folder / "said").read_text())
-        for batch in found.pop("said"):
+        result = json.loads((folder / "said").read_text())
+        for batch in result.pop("said"):
             difference = torch.tensor(batch) - probabilities[: len(batch)]
             assert difference.abs().max() < 1e-5, folder.name
-        assert found == {
+        assert result == {
             "classgrad": __version__,
             "task": task,
             "classes": CLASSES,
@@ -252,7 +252,7 @@ class Deciding(nn.Module):
         return self.layer(x) if x.sum() > 0 else self.layer(-x)
 
 
-def test_a_trunk_that_cannot_be_traced_is_told_in_one_line(tmp_path):
+def test_a_trunk_that_cannot_be_traced_is_reported_in_one_line(tmp_path):
     learner = Learner(built(Deciding).float(), Finetune(), training=QUICK)
     learner.learn("day", images((5,), 1))
     said_in_one_line(lambda: export(learner, tmp_path / "new.pt2"), "cannot export this network")

@@ -18,10 +18,10 @@ QUICK = Training(epochs=12, batch_size=16, learning_rate=0.1)
 
 def points(task, per_class=20, classes=2, size=6):
     """Return clouds of points around centres of their own, and labels."""
-    chance = torch.Generator().manual_seed(task)
-    centres = 3 * torch.randn(classes, size, generator=chance)
+    rng = torch.Generator().manual_seed(task)
+    centres = 3 * torch.randn(classes, size, generator=rng)
     labels = torch.arange(classes).repeat(per_class)
-    return centres[labels] + 0.3 * torch.randn(len(labels), size, generator=chance), labels
+    return centres[labels] + 0.3 * torch.randn(len(labels), size, generator=rng), labels
 
 
 def trunk(size=6):
@@ -37,10 +37,10 @@ def small(**values):
 
 @pytest.fixture(scope="module")
 def learner():
-    found = small()
+    result = small()
     for task in range(3):
-        found.learn(f"task {task}", points(task), classes=[f"{task}a", f"{task}b"])
-    return found
+        result.learn(f"task {task}", points(task), classes=[f"{task}a", f"{task}b"])
+    return result
 
 
 def named(predictions):
@@ -72,9 +72,9 @@ def test_old_and_new_classes_are_told_apart_with_and_without_the_task(learner, b
         x, y = points(task)
         wanted = [(f"{task}{'ab'[label]}", f"task {task}") for label in y]
         assert named(learner.predict(x, task=f"task {task}", by=by)) == wanted
-        found = named(learner.predict(x, by=by))
+        result = named(learner.predict(x, by=by))
         least = {"confidence": 0.5, "prototypes": 0.9}[by]
-        assert sum(map(tuple.__eq__, found, wanted)) >= least * len(wanted)
+        assert sum(map(tuple.__eq__, result, wanted)) >= least * len(wanted)
 
 
 def test_a_prediction_ranks_all_classes_by_probability(learner):
@@ -110,7 +110,7 @@ def test_saved_and_loaded_it_is_the_same_and_learns_on_the_same(tmp_path, learne
     assert same_state(straight, again)
 
 
-def test_a_task_that_was_cut_short_goes_on_to_the_same_bits(tmp_path, monkeypatch):
+def test_a_task_that_was_cut_short_resumes_to_the_same_bits(tmp_path, monkeypatch):
     straight, broken = small(), small()
     straight.learn("one", points(1))
     straight.learn("two", points(2))
@@ -239,7 +239,7 @@ def test_what_is_wrong_is_said_in_one_line(call, message):
     assert "\n" not in str(error.value)
 
 
-def test_wrong_calls_of_a_learner_that_has_learnt_are_told(learner):
+def test_wrong_calls_of_a_learner_that_has_learnt_are_reported(learner):
     x, y = points(1)
     for call, message in [
         (lambda: learner.predict(x, task="task 9"), "task 9"),

@@ -25,7 +25,7 @@ def life(tmp_path_factory):
     return json.loads(done.stdout)
 
 
-def test_forty_tasks_later_the_first_is_told_as_well_as_when_it_was_learnt(life):
+def test_forty_tasks_later_the_first_is_classified_as_well_as_when_it_was_learnt(life):
     assert life["tasks"] == 40
     assert abs(life["at the end"] - life["when learnt"]) <= 1
     assert life["when learnt"] > 90

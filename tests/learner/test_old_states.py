@@ -23,11 +23,11 @@ def schema(folder):
 @pytest.mark.parametrize("folder", STORED, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
 def test_a_stored_learner_predicts_what_it_did_when_it_was_saved(folder):
     expected = json.loads((folder / PREDICTED).read_text())
-    found = told(Learner.load(folder))
-    assert found.keys() == expected.keys()
+    result = told(Learner.load(folder))
+    assert result.keys() == expected.keys()
     for by, lines in expected.items():
-        assert len(found[by]) == len(lines) == 6
-        for now, then in zip(found[by], lines, strict=True):
+        assert len(result[by]) == len(lines) == 6
+        for now, then in zip(result[by], lines, strict=True):
             assert len(then) == 5  # classes of two tasks, without the forgotten one
             assert now == pytest.approx(then, abs=1e-4)  # another processor rounds otherwise
 

@@ -141,16 +141,16 @@ def test_calls_take_turns_and_the_best_time_of_each_counts(clock):
 
     bench = Bench(watch=done.append)
     calls = {"a": lambda: call("a"), "b": lambda: call("b")}
-    found = bench.alternate(calls, rounds=2, turn=2, slow={"b": 3})
+    result = bench.alternate(calls, rounds=2, turn=2, slow={"b": 3})
     assert order == ["a", "a", "a", "b", "b", "a", "a", "b"]  # the first to warm up
-    assert found == {"a": timing.Timing(2, 4), "b": timing.Timing(1, 3)}
+    assert result == {"a": timing.Timing(2, 4), "b": timing.Timing(1, 3)}
     assert done == [0.5, 1.0]
 
 
 def test_a_quick_bench_does_few_rounds():
     calls = {"a": lambda: None, "slow": lambda: None}
-    found = Bench(quick=True).alternate(calls, rounds=30, turn=2, slow={"slow": 5})
-    assert {name: timing.repeats for name, timing in found.items()} == {"a": 6, "slow": 1}
+    result = Bench(quick=True).alternate(calls, rounds=30, turn=2, slow={"slow": 5})
+    assert {name: timing.repeats for name, timing in result.items()} == {"a": 6, "slow": 1}
 
 
 @pytest.mark.parametrize("method", ["gpm", "cgp"])
@@ -283,10 +283,10 @@ def test_the_table_and_the_file_say_what_was_measured(bench_command, tmp_path):
     assert ["fast", "/", "slow", "2", "ms", "500", "ms", "0.004", "-", "-"] in lines
     assert ["memory", "312", "MB", "-", "-", "<=", "400", "MB", "yes"] in lines
     assert "steps: a remark" in ended.output
-    found = json.loads(path.read_text())
-    assert {"cpu", "threads", "load"} < found["machine"].keys()
-    assert {"command", "date", "quick", "versions"} < found.keys()
-    slow, fast, peak = found["measurements"]["steps"]
+    result = json.loads(path.read_text())
+    assert {"cpu", "threads", "load"} < result["machine"].keys()
+    assert {"command", "date", "quick", "versions"} < result.keys()
+    slow, fast, peak = result["measurements"]["steps"]
     assert slow["ours"] == {"value": 0.002, "unit": "s", "repeats": 7}
     assert (slow["figure"], slow["required"], slow["reached"]) == (250, ">= 300", False)
     assert (fast["flops"], fast["reached"], peak["reference"]) == (12, None, None)

@@ -45,10 +45,10 @@ def test_energy_is_that_of_the_inputs_of_each_layer():
     net.eval()(task.transform(split.unit_images(slice(None))), task.id)
     for hook in hooks:
         hook.remove()
-    found = free.grams(net, task, split)
-    assert set(found) == set(inputs)
+    result = free.grams(net, task, split)
+    assert set(result) == set(inputs)
     for name, x in inputs.items():
-        torch.testing.assert_close(found[name], (x.T @ x).double(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(result[name], (x.T @ x).double(), rtol=1e-4, atol=1e-4)
 
 
 def test_a_share_is_what_projection_leaves():
@@ -66,13 +66,13 @@ def test_the_study_writes_every_line(tmp_path, monkeypatch):
     monkeypatch.setattr(free, "load_stream", lambda plan, data_dir: stream)
     ended = CliRunner().invoke(free.app, [])
     assert ended.exit_code == 0, ended.output
-    found = json.loads((tmp_path / "free.json").read_text())
-    assert found["command"].startswith("python -m benchmarks.free")
-    assert found["seed"] == 1
-    assert [line["label"] for line in found["lines"]] == [
+    result = json.loads((tmp_path / "free.json").read_text())
+    assert result["command"].startswith("python -m benchmarks.free")
+    assert result["seed"] == 1
+    assert [line["label"] for line in result["lines"]] == [
         line.label for line in experiments.load("room").lines
     ]
-    for line in found["lines"]:
+    for line in result["lines"]:
         for layer in line["layers"]:
             assert 0 < layer["rank"] <= layer["dimension"]
             assert 0 <= round(layer["own"], 9) <= 1

@@ -20,13 +20,13 @@ PAGE = pages.PAGE.read_text()
 
 def tables(page: str) -> dict[str, list[dict[str, str]]]:
     """The tables of a page by name: cells by heading."""
-    found = {}
+    result = {}
     for name, text in re.findall(r"<!-- scaling: (\S+) -->\n(.*?)<!-- end -->", page, re.DOTALL):
         lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.split("\n")]
         headings, _, *rows = lines[:-1]
         assert len(set(headings)) == len(headings)
-        found[name] = [dict(zip(headings, row, strict=True)) for row in rows]
-    return found
+        result[name] = [dict(zip(headings, row, strict=True)) for row in rows]
+    return result
 
 
 def test_every_number_of_the_tables_is_that_of_the_file():
@@ -52,12 +52,12 @@ def test_every_number_of_the_tables_is_that_of_the_file():
         "on the gradient, %": lambda row: row["on_gradient_share"] * 100,
     }
     machine = {
-        "processor": lambda found: found["machine"]["cpu"],
-        "cores": lambda found: found["machine"]["cores"],
-        "threads": lambda found: found["machine"]["threads"],
-        "load before": lambda found: found["machine"]["load"],
-        "torch": lambda found: found["versions"]["torch"],
-        "measured": lambda found: found["date"],
+        "processor": lambda result: result["machine"]["cpu"],
+        "cores": lambda result: result["machine"]["cores"],
+        "threads": lambda result: result["machine"]["threads"],
+        "load before": lambda result: result["machine"]["load"],
+        "torch": lambda result: result["versions"]["torch"],
+        "measured": lambda result: result["date"],
     }
     update = {
         "processes": lambda row: row["ranks"],
@@ -181,11 +181,11 @@ def test_every_number_of_the_tables_is_that_of_the_file():
             },
         ),
     }
-    found = tables(PAGE)
-    assert found.keys() == expected.keys()
+    result = tables(PAGE)
+    assert result.keys() == expected.keys()
     for name, (rows, columns) in expected.items():
-        assert [line.keys() for line in found[name]] == [columns.keys()] * len(rows), name
-        for line, row in zip(found[name], rows, strict=True):
+        assert [line.keys() for line in result[name]] == [columns.keys()] * len(rows), name
+        for line, row in zip(result[name], rows, strict=True):
             for heading, value_of in columns.items():
                 assert line[heading] == written(value_of(row)), (name, heading)
 
@@ -232,10 +232,10 @@ def study(monkeypatch, tmp_path):
 def test_a_study_writes_its_file_its_figures_and_its_page(study, tmp_path):
     ended = study("--threads", "1")
     assert ended.exit_code == 0, ended.output
-    found = json.loads((tmp_path / "scaling.json").read_text())
-    assert found["machine"]["threads"] == 1
-    assert found["command"].startswith("python -m benchmarks.scaling")
-    assert found["widths"] == FOUND["widths"]
+    result = json.loads((tmp_path / "scaling.json").read_text())
+    assert result["machine"]["threads"] == 1
+    assert result["command"].startswith("python -m benchmarks.scaling")
+    assert result["widths"] == FOUND["widths"]
     assert len(list((tmp_path / "figures").glob("scaling-*.svg"))) == len(CHARTS)
     assert tables((tmp_path / "scaling.md").read_text()) == {"batches": tables(PAGE)["batches"]}
 
@@ -260,12 +260,12 @@ def test_a_page_with_an_unknown_table_is_refused():
 def test_one_process_sends_nothing_and_has_its_times(monkeypatch, capsys):
     monkeypatch.setattr(traffic, "PER_CLASS", 13)
     traffic.worker("lenet5", 2, 32)
-    found = json.loads(capsys.readouterr().out)
-    assert (found["ranks"], found["samples"], found["step_bytes"]) == (1, 2, 0)
-    assert found["step_seconds"] > 0
-    assert found["images_per_second"] == pytest.approx(32 / found["step_seconds"])
-    assert found["update_seconds"] > 0
-    assert [found[f"update_{kind}_bytes"] for kind in ("sums", "handed", "counts")] == [0, 0, 0]
+    result = json.loads(capsys.readouterr().out)
+    assert (result["ranks"], result["samples"], result["step_bytes"]) == (1, 2, 0)
+    assert result["step_seconds"] > 0
+    assert result["images_per_second"] == pytest.approx(32 / result["step_seconds"])
+    assert result["update_seconds"] > 0
+    assert [result[f"update_{kind}_bytes"] for kind in ("sums", "handed", "counts")] == [0, 0, 0]
 
 
 def test_the_study_of_traffic_writes_its_file_and_fills_the_page(tmp_path, monkeypatch):
@@ -279,17 +279,17 @@ def test_the_study_of_traffic_writes_its_file_and_fills_the_page(tmp_path, monke
     monkeypatch.setattr(traffic, "measure_apart", lambda count, network: 100 * count)
     ended = CliRunner().invoke(traffic.app, ["--network", "lenet5"])
     assert ended.exit_code == 0, ended.output
-    found = json.loads((tmp_path / "traffic.json").read_text())
-    assert [(row["ranks"], row["apart_images_per_second"]) for row in found["ranks"]] == [
+    result = json.loads((tmp_path / "traffic.json").read_text())
+    assert [(row["ranks"], row["apart_images_per_second"]) for row in result["ranks"]] == [
         (1, 100),
         (2, 200),
         (3, 300),
         (4, 400),
     ]
-    assert [(row["ranks"], row["samples"]) for row in found["samples"]] == [
+    assert [(row["ranks"], row["samples"]) for row in result["samples"]] == [
         (2, 20),
         (2, 60),
         (2, 125),
     ]
-    assert found["command"].startswith("python -m benchmarks.traffic")
+    assert result["command"].startswith("python -m benchmarks.traffic")
     assert done == ["page"]

@@ -56,13 +56,13 @@ def test_the_projection_of_a_step_has_the_operations_that_are_stated(rank):
 
 
 def test_later_classes_add_fewer_directions_and_are_held():
-    found = subspaces_after((1, 5, 10), 64)
-    ranks = [found[count].rank for count in (1, 5, 10)]
+    result = subspaces_after((1, 5, 10), 64)
+    ranks = [result[count].rank for count in (1, 5, 10)]
     assert 0 < ranks[0] < ranks[1] < ranks[2] < 64
     assert ranks[2] - ranks[1] < ranks[1] - ranks[0]
     last = simulated_class(9, 64).double()
-    assert (last @ found[10].basis).square().sum() >= 0.97 * last.square().sum()
-    assert (last @ found[5].basis).square().sum() < 0.97 * last.square().sum()
+    assert (last @ result[10].basis).square().sum() >= 0.97 * last.square().sum()
+    assert (last @ result[5].basis).square().sum() < 0.97 * last.square().sum()
 
 
 def test_classes_are_measured_one_row_for_each_number():

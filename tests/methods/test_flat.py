@@ -15,23 +15,23 @@ def parameters():
 
 
 def test_gradients_come_back_as_they_were_written():
-    found, vector = parameters(), normal(24 + 6 + 2)
-    write(found, vector)
-    assert torch.equal(gather(found, [p.grad for p in found]), vector)
-    assert torch.equal(found[0].grad.reshape(-1), vector[:24])
-    assert found[0].grad.is_contiguous(memory_format=torch.channels_last)
+    result, vector = parameters(), normal(24 + 6 + 2)
+    write(result, vector)
+    assert torch.equal(gather(result, [p.grad for p in result]), vector)
+    assert torch.equal(result[0].grad.reshape(-1), vector[:24])
+    assert result[0].grad.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_what_has_no_gradient_is_zero_and_stays_without_unless_it_gets_one():
-    found = parameters()
-    found[1].grad = torch.ones_like(found[1])
-    vector = gather(found, [p.grad for p in found])
+    result = parameters()
+    result[1].grad = torch.ones_like(result[1])
+    vector = gather(result, [p.grad for p in result])
     assert vector.tolist() == [0.0] * 24 + [1.0] * 6 + [0.0] * 2
     vector[24:] = torch.tensor([0.0] * 6 + [0.0, 5.0])
-    write(found, vector)
-    assert found[0].grad is None
-    assert found[1].grad.count_nonzero() == 0  # it had one
-    assert found[2].grad.tolist() == [0.0, 5.0]
+    write(result, vector)
+    assert result[0].grad is None
+    assert result[1].grad.count_nonzero() == 0  # it had one
+    assert result[2].grad.tolist() == [0.0, 5.0]
 
 
 def test_products_are_exact_for_tiny_and_long_float32_rows():

@@ -109,14 +109,14 @@ def test_one_head_for_all_counts_once():
     assert loss_of(running, task).item() == pytest.approx(wanted.item(), rel=1e-12)
 
 
-def test_stored_statistics_are_of_the_task_at_hand_alone():
+def test_stored_statistics_are_of_the_current_task_alone():
     running, task = learning_task(1, **OWN_NORMS)
     plain = copy.deepcopy(running)
     for each, method in ((running, running.method), (plain, Finetune())):
         optimizer = torch.optim.SGD(each.net.parameters(), lr=0.1)
         method.loss(each.net, step_of(task, optimizer))
-    found, wanted = dict(running.net.named_buffers()), dict(plain.net.named_buffers())
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    result, wanted = dict(running.net.named_buffers()), dict(plain.net.named_buffers())
+    assert all(torch.equal(result[name], wanted[name]) for name in wanted)
     assert running.net.training
     assert all(module.training for module in running.net.modules())
 

@@ -23,23 +23,23 @@ def built(name, **options):
 )
 def test_counts_are_those_of_the_released_code(name, weights, norms, embedding, dimensions):
     net = built(name)
-    found = sites(net.trunk)
-    assert sum(site.weight.numel() for site in found.values()) == weights
+    result = sites(net.trunk)
+    assert sum(site.weight.numel() for site in result.values()) == weights
     assert sum(p.numel() for p in net.trunk.parameters()) == weights + norms
     assert net.embedding == embedding
     if dimensions:
-        assert [site.dimension for site in found.values()] == dimensions
+        assert [site.dimension for site in result.values()] == dimensions
 
 
 def test_resnet18_has_twenty_projected_layers_with_three_shortcuts():
-    found = sites(built("resnet18").trunk)
-    assert len(found) == 20
-    assert [name for name in found if "shortcut" in name] == [
+    result = sites(built("resnet18").trunk)
+    assert len(result) == 20
+    assert [name for name in result if "shortcut" in name] == [
         "stage2.0.shortcut.0",
         "stage3.0.shortcut.0",
         "stage4.0.shortcut.0",
     ]
-    wide = {name: site.dimension for name, site in found.items()}
+    wide = {name: site.dimension for name, site in result.items()}
     assert wide["conv1"] == 27
     assert wide["stage4.1.conv2"] == 160 * 9
     assert wide["stage4.0.shortcut.0"] == 80

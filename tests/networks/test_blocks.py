@@ -56,8 +56,8 @@ def test_a_block_is_its_layers_one_after_another(drop, statistics, shape, pool, 
     slow = stack(drop=drop, pool=pool, statistics=statistics)
     fast = stack(drop=drop, pool=pool, statistics=statistics)
     expected = results(slow, x, one_by_one=True)
-    found = results(fast, x, one_by_one=False)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    result = results(fast, x, one_by_one=False)
+    torch.testing.assert_close(result, expected, rtol=1e-10, atol=1e-10)
     if statistics == "stored":
         torch.testing.assert_close(fast[0].mean_0, slow[0].mean_0)
         torch.testing.assert_close(fast[0].variance_0, slow[0].variance_0)

@@ -47,7 +47,7 @@ def pytorch_norm(x: Tensor, *, running: bool) -> nn.Module:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("training", [True, False])
-def test_batch_statistics_are_those_of_the_batch_at_hand_always(
+def test_batch_statistics_are_those_of_the_current_batch_always(
     shape: tuple[int, ...], training: bool
 ) -> None:
     x = normal(*shape) * 3 + 1
@@ -154,21 +154,21 @@ def dropped(share: float, x: Tensor, seed: int) -> Tensor:
 @given(share=st.floats(0.01, 0.95), seed=st.integers(0, 2**32 - 1))
 def test_dropout_depends_on_its_generator_alone(share: float, seed: int) -> None:
     x = normal(5, 40)
-    found = dropped(share, x, seed)
-    assert torch.equal(found, dropped(share, x, seed))
-    kept = found != 0
+    actual = dropped(share, x, seed)
+    assert torch.equal(actual, dropped(share, x, seed))
+    kept = actual != 0
     rounded = round(share * 256) / 256
-    assert torch.allclose(found[kept], x[kept] / (1 - rounded), rtol=1e-12)
+    assert torch.allclose(actual[kept], x[kept] / (1 - rounded), rtol=1e-12)
 
 
 def test_dropout_treats_every_layout_alike() -> None:
     x = 1 + normal(2, 3, 4, 5).abs()
     last = x.contiguous(memory_format=torch.channels_last)
     for tensor in (x, last, x[:, :, ::2], x.transpose(1, 2)):
-        found = dropped(0.5, tensor, 3)
-        kept = found != 0
+        actual = dropped(0.5, tensor, 3)
+        kept = actual != 0
         assert 0.2 < kept.double().mean() < 0.8
-        assert torch.equal(found[kept], 2 * tensor[kept])
+        assert torch.equal(actual[kept], 2 * tensor[kept])
 
 
 def test_dropout_draws_anew_for_every_batch() -> None:
@@ -181,12 +181,12 @@ def test_dropout_draws_anew_for_every_batch() -> None:
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 def test_dropout_is_right_on_average(share: float) -> None:
     count = 200_000
-    found = dropped(share, torch.ones(count, dtype=torch.float64), 0)
+    actual = dropped(share, torch.ones(count, dtype=torch.float64), 0)
     share = round(share * 256) / 256
     error = (share / (1 - share) / count) ** 0.5  # standard deviation of the mean
-    assert abs(found.mean().item() - 1) < 4 * error
+    assert abs(actual.mean().item() - 1) < 4 * error
     assert (
-        abs((found == 0).double().mean().item() - share) < 4 * (share * (1 - share) / count) ** 0.5
+        abs((actual == 0).double().mean().item() - share) < 4 * (share * (1 - share) / count) ** 0.5
     )
 
 
@@ -194,9 +194,9 @@ def test_dropout_leaves_predictions_and_gradients_of_kept_values_alone() -> None
     x = normal(3, 4).requires_grad_()
     assert Dropout(0.5).eval()(x) is x
     assert Dropout(0.0)(x) is x
-    found = dropped(0.5, x, 0)
-    found.sum().backward()
-    assert torch.equal(x.grad, (found != 0).double() * 2)
+    actual = dropped(0.5, x, 0)
+    actual.sum().backward()
+    assert torch.equal(x.grad, (actual != 0).double() * 2)
 
 
 def test_copies_for_contrast_do_not_count_for_the_statistics_of_predictions() -> None:

@@ -27,9 +27,9 @@ class ChannelSums:
         def total(values):
             self.parts[index] = values
             self.barrier.wait()
-            found = torch.stack(self.parts).sum(0)
+            result = torch.stack(self.parts).sum(0)
             self.barrier.wait()
-            return found
+            return result
 
         return total
 
@@ -58,9 +58,9 @@ def test_gathered_rows_are_those_of_the_batch_and_their_gradients_sums():
         (rows * weights[COUNTS.index(shard.size)]).sum().backward()
         return rows.detach(), own.grad
 
-    found = together(work)
-    assert all(torch.equal(rows, x) for rows, _ in found)
-    torch.testing.assert_close(torch.cat([grad for _, grad in found]), weights.sum(0))
+    result = together(work)
+    assert all(torch.equal(rows, x) for rows, _ in result)
+    torch.testing.assert_close(torch.cat([grad for _, grad in result]), weights.sum(0))
 
 
 @pytest.mark.parametrize("size", [(), (4, 3)])
@@ -101,17 +101,17 @@ def test_dropout_drops_what_it_would_of_the_batch():
         layer.generator, layer.shard = torch.Generator().manual_seed(3), shard
         return layer(part)
 
-    found = together(lambda shard: dropped(x[shard.part], shard))
-    assert torch.equal(torch.cat(found), dropped(x, None))
+    result = together(lambda shard: dropped(x[shard.part], shard))
+    assert torch.equal(torch.cat(result), dropped(x, None))
 
 
 def test_a_weighted_loss_has_the_mean_of_the_batch():
     x = normal(6)
-    found = together(lambda shard: shard.weighted(x[shard.part].mean()))
-    torch.testing.assert_close(torch.stack(found).mean(), x.mean())
+    result = together(lambda shard: shard.weighted(x[shard.part].mean()))
+    torch.testing.assert_close(torch.stack(result).mean(), x.mean())
 
 
-def test_a_network_tells_its_layers_of_the_shard_and_takes_it_back():
+def test_a_network_sets_the_shard_of_its_layers_and_resets_it():
     net = networks.build("mlp", (1, 4, 4), batch_norm=True, dropout=0.5)
     layers = [m for m in net.modules() if isinstance(m, TaskBatchNorm | Dropout)]
     assert {type(layer) for layer in layers} == {TaskBatchNorm, Dropout}

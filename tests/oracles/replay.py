@@ -103,7 +103,7 @@ def mean_gradient(net: torch.nn.Module, samples: Split, task: int, transform) ->
 
 def least_above(q: np.ndarray, c: np.ndarray, lower: float) -> np.ndarray:
     """argmin ½ vᵀQv + cᵀv over v >= lower: the best feasible stationary point of all 2^n sets."""
-    n, best, found = len(c), np.inf, None
+    n, best, result = len(c), np.inf, None
     for free in itertools.product([False, True], repeat=n):
         free = np.array(free)
         v = np.full(n, float(lower))
@@ -114,17 +114,17 @@ def least_above(q: np.ndarray, c: np.ndarray, lower: float) -> np.ndarray:
             continue
         value = v @ q @ v / 2 + c @ v
         if value < best:
-            best, found = value, v
-    return found
+            best, result = value, v
+    return result
 
 
 def onto_cone(g: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """The closest x to g with rows @ x >= 0: project onto every face, take the best inside."""
-    best, found = np.inf, None
+    best, result = np.inf, None
     for size in range(len(rows) + 1):
         for face in itertools.combinations(range(len(rows)), size):
             normals = rows[list(face)]
             x = g - np.linalg.pinv(normals) @ (normals @ g) if size else g
             if (rows @ x >= -1e-9).all() and np.sum((x - g) ** 2) < best:
-                best, found = np.sum((x - g) ** 2), x
-    return found
+                best, result = np.sum((x - g) ** 2), x
+    return result

@@ -21,10 +21,10 @@ def one_by_one(
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     total = {name: torch.zeros_like(p) for name, p in named.items()}
     for scalar in scalars:
-        found = torch.autograd.grad(
+        result = torch.autograd.grad(
             scalar, list(named.values()), retain_graph=True, allow_unused=True
         )
-        for name, gradient in zip(named, found, strict=True):
+        for name, gradient in zip(named, result, strict=True):
             if gradient is not None:
                 total[name] += measure(gradient)
     return total

@@ -28,19 +28,19 @@ def rows_of(layer: nn.Module, x: Tensor, every: int) -> np.ndarray:
         return mean[None]
     (high, wide), (down, across) = layer.kernel_size, layer.stride
     mean = np.pad(mean, [(0, 0)] + [(edge, edge) for edge in layer.padding])
-    found = []
+    result = []
     for top in range(0, mean.shape[1] - high + 1, down * every):
         for left in range(0, mean.shape[2] - wide + 1, across * every):
-            found.append(mean[:, top : top + high, left : left + wide].reshape(-1))
-    return np.array(found)
+            result.append(mean[:, top : top + high, left : left + wide].reshape(-1))
+    return np.array(result)
 
 
 def layer_inputs(trunk: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
     """What each Linear and convolution layer of a stack is given."""
-    found = {}
+    result = {}
     with torch.no_grad():
         for name, layer in trunk.named_children():
             if isinstance(layer, nn.Linear | nn.Conv2d):
-                found[name] = x
+                result[name] = x
             x = layer(x)
-    return found
+    return result

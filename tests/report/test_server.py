@@ -170,7 +170,7 @@ def test_a_run_that_failed_in_its_first_task_is_waited_for(runs):
     assert NOTHING in WatchedRuns([runs]).page()
 
 
-def test_a_run_that_was_cut_short_is_told_from_one_that_goes_on(runs):
+def test_a_run_that_was_cut_short_is_distinguished_from_one_in_progress(runs):
     rewrite(runs / "cgp", complete=False)
     watched = WatchedRuns([runs])
     with Lock(runs / "cgp"):
@@ -225,7 +225,7 @@ def test_a_record_that_goes_away_meanwhile_is_no_error(runs, monkeypatch):
     assert "cgp" in watched.page()
 
 
-def test_runs_that_go_on_say_how_many_tasks_are_learnt(runs):
+def test_unfinished_runs_say_how_many_tasks_are_learnt(runs):
     assert "5 tasks learnt" not in WatchedRuns([runs]).page()
     record = RunRecord.load(CGP)
     rewrite(
@@ -236,7 +236,7 @@ def test_runs_that_go_on_say_how_many_tasks_are_learnt(runs):
     assert "cgp on permuted-digits, seed 4: 2 of 5 tasks learnt" in WatchedRuns([runs]).page()
 
 
-def test_runs_of_a_sweep_that_go_on_can_be_told_apart(runs):
+def test_resumed_runs_of_a_sweep_can_be_told_apart(runs):
     shutil.copytree(CGP, runs / "other")
     record = RunRecord.load(CGP)
     rewrite(runs / "cgp", complete=False)

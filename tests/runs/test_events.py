@@ -19,10 +19,10 @@ def curves(folder):
     """Return what TensorBoard shows of a run: (step, value) by name."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    result = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
     return {
-        name: [(point.step, point.value) for point in found.Scalars(name)]
-        for name in found.Tags()["scalars"]
+        name: [(point.step, point.value) for point in result.Scalars(name)]
+        for name in result.Tags()["scalars"]
     }
 
 
@@ -46,29 +46,29 @@ def whole(tmp_path_factory):
 
 
 def test_curves_are_those_of_the_record(whole):
-    found, record = whole
-    steps = [step for step, _ in found["training/loss"]]
+    result, record = whole
+    steps = [step for step, _ in result["training/loss"]]
     assert steps == list(range(10, steps[-1] + 1, 10))  # one in ten, through all tasks
-    last = [step for step, _ in found["summary/ACC"]]
+    last = [step for step, _ in result["summary/ACC"]]
     assert len(last) == 5
     assert last[-1] - steps[-1] < 10
     per_task = last[0]
     assert last == [number * per_task for number in range(1, 6)]
-    rates = dict(found["training/learning_rate"])
+    rates = dict(result["training/learning_rate"])
     assert rates.keys() == set(steps)
     assert rates[10] > rates[per_task // 10 * 10]  # falls within a task
-    assert found["summary/ACC"][-1][1] == pytest.approx(record["average_accuracy"])
-    assert [step for step, _ in found["summary/BWT"]] == last[1:]  # there is none of one task
-    assert found["summary/BWT"][-1][1] == pytest.approx(record["backward_transfer"])
+    assert result["summary/ACC"][-1][1] == pytest.approx(record["average_accuracy"])
+    assert [step for step, _ in result["summary/BWT"]] == last[1:]  # there is none of one task
+    assert result["summary/BWT"][-1][1] == pytest.approx(record["backward_transfer"])
     for task, name in enumerate(record["tasks"]):
-        points = found[f"accuracy/{task + 1} {name}"]
+        points = result[f"accuracy/{task + 1} {name}"]
         assert [step for step, _ in points] == last[task:]
         wanted = [row[task] for row in record["accuracy_matrix"][task:]]
         assert [value for _, value in points] == pytest.approx(wanted)
     for layer in record["layers"]:
         shares = [rank / layer["dimension"] for rank in layer["ranks"]]
-        assert [value for _, value in found[f"in_use/{layer['name']}"]] == pytest.approx(shares)
-    assert len(found) == 4 + 5 + len(record["layers"])
+        assert [value for _, value in result[f"in_use/{layer['name']}"]] == pytest.approx(shares)
+    assert len(result) == 4 + 5 + len(record["layers"])
 
 
 @pytest.mark.parametrize("number", [7, 45])
@@ -81,10 +81,8 @@ def test_a_run_that_was_stopped_has_the_curves_of_one_that_was_not(
     assert len(list((folder_in(tmp_path) / "tensorboard").iterdir())) == 2
 
 
-def test_what_came_after_the_state_that_is_gone_on_from_is_replaced(
-    call, whole, tmp_path, monkeypatch
-):
-    """As after a power cut: curves go on to the last step, the state does not."""
+def test_what_came_after_the_state_that_is_resumed_is_replaced(call, whole, tmp_path, monkeypatch):
+    """As after a power cut: curves reach the last step, the state does not."""
 
     class PowerCut(BaseException):
         pass
@@ -163,7 +161,7 @@ def test_without_the_package_one_line_says_what_to_install(call, tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_written_is_told_in_one_line(call, tmp_path):
+def test_a_folder_that_cannot_be_written_is_reported_in_one_line(call, tmp_path):
     assert call(*WORDS)[0] == 0
     folder = folder_in(tmp_path)
     shutil.rmtree(folder / "tensorboard")

@@ -51,7 +51,7 @@ def test_has_every_promised_key(record, tmp_path):
         assert 0 < layer["ranks"][0] <= layer["ranks"][-1] <= layer["dimension"]
 
 
-def test_tells_which_classes_base_refining_merged():
+def test_says_which_classes_base_refining_merged():
     values = {"epochs": 2, "batch_size": 12, "lambda": 0}
     merged = run(blobs(), "cgp", values={**values, "eta": -1})
     count = sum(len(task.classes) for task in merged.classes)

@@ -176,7 +176,7 @@ def test_accuracy_without_task_identity_can_wait_for_the_end():
     assert late.average_accuracy_task_free == full.average_accuracy_task_free
 
 
-def test_multitask_is_judged_at_the_end_only():
+def test_multitask_is_evaluated_at_the_end_only():
     record = run(blobs(tasks=3), "multitask", values=QUICK)
     assert record.accuracy_matrix[0] == [None, None, None]
     assert all(value is not None for value in record.accuracy_matrix[-1])

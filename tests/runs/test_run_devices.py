@@ -1,4 +1,4 @@
-"""A run on a device learns what it learns on the CPU, and goes on on either."""
+"""A run on a device learns what it learns on the CPU, and resumes on either."""
 
 import pytest
 import torch
@@ -26,8 +26,8 @@ def planned(name, stream):
 
 def same(record, other):
     for name in ("accuracy_matrix", "accuracy_matrix_task_free_prototypes"):
-        found, expected = (torch.tensor(getattr(one, name)[-1]) for one in (record, other))
-        torch.testing.assert_close(found, expected)
+        result, expected = (torch.tensor(getattr(one, name)[-1]) for one in (record, other))
+        torch.testing.assert_close(result, expected)
     assert [layer.ranks for layer in record.layers] == [layer.ranks for layer in other.layers]
     assert (record.data, record.memory_bytes) == (other.data, other.memory_bytes)
 
@@ -56,7 +56,7 @@ def test_labels_are_drawn_for_what_is_on_a_device(monkeypatch):
 
 @pytest.mark.parametrize("name", ["cgp", "er", "hat", "icarl", "ogd", "pgn"])
 @pytest.mark.parametrize("first_on_cpu", [False, True])
-def test_a_run_cut_short_goes_on_on_another_device(name, first_on_cpu, monkeypatch, tmp_path):
+def test_a_run_cut_short_resumes_on_another_device(name, first_on_cpu, monkeypatch, tmp_path):
     stream = blobs(3, 2, (1, 4, 4), 12)
     expected = Run(planned(name, stream), stream).execute()
 

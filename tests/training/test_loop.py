@@ -62,7 +62,7 @@ class Kept:
         self.state = state()
 
 
-def test_a_loop_that_plateau_has_ended_does_not_go_on():
+def test_a_loop_that_plateau_has_ended_does_not_continue():
     kept, nets = Kept(), []
     training = Training(
         epochs=40, learning_rate=0.5, schedule="plateau", lr_min=0.2, factor=2.0, patience=1
@@ -110,12 +110,12 @@ def test_validation_loss_is_the_mean_over_all_samples():
 
 
 def test_batches_cover_every_sample_once_and_mix_tasks():
-    chance = torch.Generator().manual_seed(0)
-    found = epoch_batches(list(STREAM), 10, chance)
-    assert {task.id for task, _ in found} == {0, 1}
-    assert [task.id for task, _ in found] != sorted(task.id for task, _ in found)
+    rng = torch.Generator().manual_seed(0)
+    result = epoch_batches(list(STREAM), 10, rng)
+    assert {task.id for task, _ in result} == {0, 1}
+    assert [task.id for task, _ in result] != sorted(task.id for task, _ in result)
     for task in STREAM:
-        index = torch.cat([b for t, b in found if t.id == task.id])
+        index = torch.cat([b for t, b in result if t.id == task.id])
         assert sorted(index.tolist()) == list(range(len(task.train)))
 
 
@@ -123,10 +123,10 @@ def test_batches_cover_every_sample_once_and_mix_tasks():
     ("count", "size"), [(1, 4), (4, 4), (5, 4), (9, 4), (10, 4), (3, 1), (0, 4)]
 )
 def test_no_batch_is_left_with_one_sample(count, size):
-    found = [len(b) for b in batches(count, size)]
-    assert sum(found) == count
-    assert len(found) == batch_count(count, size)
-    assert 1 not in found or size == 1 or count == 1
+    result = [len(b) for b in batches(count, size)]
+    assert sum(result) == count
+    assert len(result) == batch_count(count, size)
+    assert 1 not in result or size == 1 or count == 1
 
 
 def test_momentum_starts_anew_in_every_task():
@@ -145,9 +145,9 @@ def test_momentum_starts_anew_in_every_task():
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_the_fused_optimiser_takes_the_steps_of_the_plain_one(nesterov):
     """Also for gradients that lie otherwise in memory, and for those that come late."""
-    chance = torch.Generator().manual_seed(0)
-    start = [torch.randn(5, 4, generator=chance), torch.randn(3, 2, 2, 2, generator=chance)]
-    gradients = [[torch.randn(p.shape, generator=chance) for p in start] for _ in range(4)]
+    rng = torch.Generator().manual_seed(0)
+    start = [torch.randn(5, 4, generator=rng), torch.randn(3, 2, 2, 2, generator=rng)]
+    gradients = [[torch.randn(p.shape, generator=rng) for p in start] for _ in range(4)]
     ends = []
     for fused in (False, True):
         weights = [nn.Parameter(start[0].clone())]

@@ -33,9 +33,9 @@ class Weak(nn.Module):
 
 
 def points(seed=1):
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     labels = torch.arange(2).repeat(20)
-    return torch.randn(40, 4, generator=chance) + 2 * labels[:, None], labels
+    return torch.randn(40, 4, generator=rng) + 2 * labels[:, None], labels
 
 
 class Scaled:
@@ -165,9 +165,9 @@ def test_a_step_that_is_left_out_moves_nothing(monkeypatch):
 def test_float16_learns_what_full_precision_learns():
     for number, name in enumerate(["one", "two"]):
         both = [learner(precision) for precision in ("float16", None)]
-        found = [one.learn(name, points(number)).accuracy for one in both]
-        assert found[0] == found[1]
-        assert found[0] >= 75
+        result = [one.learn(name, points(number)).accuracy for one in both]
+        assert result[0] == result[1]
+        assert result[0] >= 75
 
 
 def test_the_scale_resumes_with_a_task_that_was_cut_short(tmp_path, monkeypatch):

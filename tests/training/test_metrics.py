@@ -45,11 +45,11 @@ def test_forward_transfer_needs_both_sides():
 
 
 @given(st.integers(2, 7), st.randoms(use_true_random=False))
-def test_against_double_loops(size, chance):
+def test_against_double_loops(size, rng):
     matrix = torch.full((size, size), NAN, dtype=torch.float64)
     for i in range(size):
         for j in range(i + 1):
-            matrix[i, j] = chance.uniform(0, 100)
+            matrix[i, j] = rng.uniform(0, 100)
     last = [matrix[size - 1, j].item() for j in range(size)]
     assert metrics.average_accuracy(matrix) == pytest.approx(sum(last) / size)
     change = [last[j] - matrix[j, j].item() for j in range(size - 1)]

@@ -70,8 +70,8 @@ def jobs(tmp_path):
 def test_so_many_run_at_once_and_all_come_to_their_end(worker, jobs):
     worker(DONE)
     show = Watcher()
-    found = execute(jobs, Options(count=2), show)
-    assert [(status.state, status.accuracy, status.transfer) for status in found] == [
+    result = execute(jobs, Options(count=2), show)
+    assert [(status.state, status.accuracy, status.transfer) for status in result] == [
         ("done", 90.5, -1.5)
     ] * 3
     assert show.most <= 2
@@ -225,7 +225,7 @@ def test_a_process_that_is_killed_is_started_once_more(worker, jobs):
     assert status.why.startswith("its process was killed after 2 starts: if memory is short")
 
 
-def test_a_process_that_is_told_to_end_is_not_started_again(worker, jobs):
+def test_a_process_that_is_stopped_is_not_started_again(worker, jobs):
     worker("import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
     (status,) = execute(jobs[:1], Options(), Watcher())
     assert (status.state, status.starts) == ("stopped", 1)
@@ -280,9 +280,9 @@ def test_asked_twice_it_ends_at_once(worker, jobs, tmp_path):
 
 def test_the_environment_finds_the_same_modules(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    found = local.environment(None)
-    assert found["PYTHONPATH"].split(os.pathsep) == [path for path in sys.path if path]
-    assert found["OMP_NUM_THREADS"] == "7"
+    result = local.environment(None)
+    assert result["PYTHONPATH"].split(os.pathsep) == [path for path in sys.path if path]
+    assert result["OMP_NUM_THREADS"] == "7"
     assert local.environment(2)["OMP_NUM_THREADS"] == "2"
 
 
@@ -320,7 +320,7 @@ def test_on_a_small_terminal_only_running_jobs_are_listed(jobs):
     assert max(len(line) for line in shown.file.getvalue().splitlines()) <= 80
 
 
-def test_time_left_is_told_by_what_was_done_since_the_start(jobs, monkeypatch):
+def test_time_left_is_estimated_from_what_was_done_since_the_start(jobs, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     status = Status(jobs[0])

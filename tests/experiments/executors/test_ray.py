@@ -125,11 +125,11 @@ def until_saved(process, place):
 
 def records(place):
     """Return all records in a folder without their times."""
-    found = {}
+    result = {}
     for path in place.glob("*/record.json"):
-        found[path.parent.name] = json.loads(path.read_text())
-        del found[path.parent.name]["seconds"]
-    return found
+        result[path.parent.name] = json.loads(path.read_text())
+        del result[path.parent.name]["seconds"]
+    return result
 
 
 def alone(call, place, methods, *words):
@@ -141,19 +141,19 @@ def alone(call, place, methods, *words):
 
 def processes_of(place):
     """Return the command lines of processes that name a folder."""
-    found = []
+    result = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = path.read_bytes()
         except OSError:
             continue
         if str(place).encode() in line:
-            found.append(line)
-    return found
+            result.append(line)
+    return result
 
 
 @pytest.mark.slow
-def test_stopped_it_saves_and_ends_its_cluster_and_goes_on_in_another(call, request, tmp_path):
+def test_stopped_it_saves_and_ends_its_cluster_and_resumes_in_another(call, request, tmp_path):
     with tempfile.TemporaryDirectory(prefix="ray") as place:
         process = started(tmp_path, *TWO, "--jobs", "1", "--ray", "auto", RAY_TMPDIR=place)
         until_saved(process, tmp_path)
@@ -193,14 +193,14 @@ def test_what_fails_or_is_in_use_does_not_stop_the_others(call, nodes, tmp_path)
     assert f"is in use by process {os.getpid()} " in err
     assert err.count("the loss is ") == 2
     assert re.search(r"^gpm learning_rate=0.02, seed 1: done after ", out, re.M)
-    found = {
+    result = {
         name: record for name, record in records(tmp_path / "runs").items() if record["complete"]
     }
-    assert found == {name: record for name, record in expected.items() if name != in_use}
+    assert result == {name: record for name, record in expected.items() if name != in_use}
 
 
 @pytest.mark.slow
-def test_a_run_whose_node_is_killed_goes_on_elsewhere_to_the_same_bits(call, nodes, tmp_path):
+def test_a_run_whose_node_is_killed_resumes_elsewhere_to_the_same_bits(call, nodes, tmp_path):
     process = started(tmp_path, *SWEEP, "--ray", nodes.address)
     until_saved(process, tmp_path)
     nodes.kill_the_busy_one()

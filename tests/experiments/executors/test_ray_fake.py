@@ -96,8 +96,8 @@ def run(jobs, monkeypatch):
         monkeypatch.setattr(cluster, "ray", fake)
         monkeypatch.setattr(cluster, "new_mailbox", fake.mailbox)
         show = go.show = Watcher(lambda: act(fake))
-        found = cluster.RayPool(jobs[:count], Options(9, 2, None, 2.5), show).execute()
-        return fake, found, show.text
+        result = cluster.RayPool(jobs[:count], Options(9, 2, None, 2.5), show).execute()
+        return fake, result, show.text
 
     return go
 
@@ -110,15 +110,15 @@ def test_a_job_goes_there_with_its_folder_locked_here(run, jobs, tmp_path, monke
         seen.append([(job.folder / LOCK).exists() for job in jobs])
         fake.outcomes[:] = [DONE, DONE]
 
-    fake, found, _ = run([None, None], act, count=2)
-    assert [(status.state, status.accuracy) for status in found] == [("done", 90.5)] * 2
+    fake, result, _ = run([None, None], act, count=2)
+    assert [(status.state, status.accuracy) for status in result] == [("done", 90.5)] * 2
     assert seen[0] == [True, True]
     assert not any((job.folder / LOCK).exists() for job in jobs)
     assert [job.folder for _, job, _ in fake.jobs] == [job.folder.absolute() for job in jobs]
     assert all(options.threads == 2 for _, _, options in fake.jobs)
 
 
-def test_it_waits_until_there_is_room_and_tells_how_far_it_is(run):
+def test_it_waits_until_there_is_room_and_says_how_far_it_is(run):
     def act(fake):
         if fake.outcomes == [None]:
             fake.letters = [(1, {"machine": "one"}), (7, {"done": 0.9}), (1, {"tell": "hello"})]
@@ -287,8 +287,8 @@ ANSWERS = {
 def test_machines_that_differ_are_named_before_anything_runs(tmp_path, monkeypatch, case):
     answer, message = ANSWERS[case]
     near = {"versions": versions(), "seen": True}
-    found = {"near": near, "far (1.2.3.4)": answer}
-    monkeypatch.setattr(cluster, "probe_machines", lambda needed, path: found)
+    result = {"near": near, "far (1.2.3.4)": answer}
+    monkeypatch.setattr(cluster, "probe_machines", lambda needed, path: result)
     with pytest.raises(UserError, match=message):
         cluster.refuse_differences(Options(), tmp_path / "runs")
 
@@ -378,8 +378,8 @@ def test_a_run_on_a_gpu_asks_the_cluster_for_one(monkeypatch):
     monkeypatch.setattr(cluster, "new_mailbox", lambda: None)
     for device in ("cpu", "cuda"):
         cluster.RayPool([], Options(threads=3, device=device), None)
-    found = [(one["num_cpus"], one["num_gpus"]) for one in asked]
-    assert found == [(3, 0), (3, 1)]
+    result = [(one["num_cpus"], one["num_gpus"]) for one in asked]
+    assert result == [(3, 0), (3, 1)]
 
 
 def test_one_device_of_a_cluster_cannot_be_named(call):

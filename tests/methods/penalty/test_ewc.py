@@ -26,21 +26,21 @@ def test_the_fisher_of_two_samples_by_hand():
     net = linear_net([[0.0, 0.0], [0.0, 0.0]])
     wanted = torch.tensor([[0.15625, 0.125], [0.15625, 0.125]], dtype=torch.float64)
     for sampled in (False, True):  # with p = ½ either label gives the same squares
-        found = fisher(net, TWO, 100, torch.Generator(), sampled=sampled)
-        assert torch.allclose(found["weight"], wanted, rtol=1e-12, atol=0)
+        result = fisher(net, TWO, 100, torch.Generator(), sampled=sampled)
+        assert torch.allclose(result["weight"], wanted, rtol=1e-12, atol=0)
 
 
 def test_sampled_labels_give_the_expectation_over_the_prediction():
     net = linear_net([[2.0, 0.0], [0.0, 1.0]])
     many = task_of([[0.5, 1.0], [1.0, 0.0]] * 4000, [1, 1] * 3999 + [0, 1])
-    found = fisher(net, many, 10_000, torch.Generator().manual_seed(0), sampled=True)["weight"]
+    result = fisher(net, many, 10_000, torch.Generator().manual_seed(0), sampled=True)["weight"]
     wanted = torch.zeros(2, 2, dtype=torch.float64)
     for x in (torch.tensor([0.5, 1.0]), torch.tensor([1.0, 0.0])):
         p = (net.trunk.weight.detach() @ x.double()).softmax(0)
         for label in (0, 1):
             error = functional.one_hot(torch.tensor(label), 2) - p
             wanted += p[label] * torch.outer(error, x.double()).square() / 2
-    assert torch.allclose(found, wanted, rtol=0.06, atol=0)
+    assert torch.allclose(result, wanted, rtol=0.06, atol=0)
     by_label = fisher(net, many, 10_000, torch.Generator())["weight"]
     assert not torch.allclose(by_label, wanted, rtol=0.2, atol=0)
 

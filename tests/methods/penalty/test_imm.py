@@ -32,7 +32,7 @@ def test_three_tasks_by_hand(merge, wanted, monkeypatch):
     method, net = IMM(merge=merge), linear_net([[0.0, 0.0, 0.0]])
     for weights, f, merged in zip(WEIGHTS, FISHERS, wanted, strict=True):
         precision = {"weight": torch.tensor([f], dtype=torch.float64)}
-        monkeypatch.setattr(module, "fisher", lambda *_, found=precision: found)
+        monkeypatch.setattr(module, "fisher", lambda *_, result=precision: result)
         method.begin_task(net, TASK)
         with torch.no_grad():
             net.trunk.weight.copy_(torch.tensor([weights]))

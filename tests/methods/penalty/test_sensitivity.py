@@ -46,9 +46,9 @@ def prepared(kind):
     return net, stream[1]
 
 
-def close(found, wanted):
+def close(result, wanted):
     return all(
-        torch.allclose(found.get(name, torch.zeros_like(value)), value, rtol=1e-10, atol=1e-14)
+        torch.allclose(result.get(name, torch.zeros_like(value)), value, rtol=1e-10, atol=1e-14)
         for name, value in wanted.items()
     )
 
@@ -57,7 +57,7 @@ def close(found, wanted):
 @pytest.mark.parametrize("kind", NETS)
 def test_sums_equal_those_of_one_backward_pass_for_each_sample(kind, measure):
     net, task = prepared(kind)
-    found = sensitivity(
+    result = sensitivity(
         net,
         task,
         dict(net.protected().named_parameters()),
@@ -69,11 +69,11 @@ def test_sums_equal_those_of_one_backward_pass_for_each_sample(kind, measure):
     logits = logits_apart(net, task)
     entropies = functional.cross_entropy(logits, task.train.labels, reduction="none")
     wanted = one_by_one(net.protected(), entropies, measure)
-    assert found.keys() == wanted.keys()
+    assert result.keys() == wanted.keys()
     assert sum(bool(value.any()) for value in wanted.values()) > 1
     count = len(task.train)
-    assert close(found, {name: value / count for name, value in wanted.items()})
-    assert not close(found, {name: value / (count + 1) for name, value in wanted.items()})
+    assert close(result, {name: value / count for name, value in wanted.items()})
+    assert not close(result, {name: value / (count + 1) for name, value in wanted.items()})
 
 
 def everything():
@@ -98,23 +98,23 @@ def through(model, x):
 def test_biases_groups_rows_and_layers_used_twice(measure, chunk, monkeypatch):
     monkeypatch.setattr(module, "CHUNK", chunk)
     model, x = built(everything), normal(5, 4, 6)
-    found = per_sample_sums(model, lambda: through(model, x), measure)
+    result = per_sample_sums(model, lambda: through(model, x), measure)
     wanted = one_by_one(model, through(model, x), measure)
-    assert found.keys() == wanted.keys()
-    assert close(found, wanted)
+    assert result.keys() == wanted.keys()
+    assert close(result, wanted)
 
 
 def test_a_model_of_one_layer_has_names_without_a_prefix():
     model, x = built(lambda: nn.Linear(4, 2)), normal(6, 4)
-    found = per_sample_sums(model, lambda: model(x).square().sum(1), torch.square)
-    assert found.keys() == {"weight", "bias"}
+    result = per_sample_sums(model, lambda: model(x).square().sum(1), torch.square)
+    assert result.keys() == {"weight", "bias"}
 
 
 def test_an_in_place_layer_changes_nothing():
     model = built(lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2)))
     x = normal(6, 4)
-    found = per_sample_sums(model, lambda: model(x).square().sum(1), torch.square)
-    assert close(found, one_by_one(model, model(x).square().sum(1), torch.square))
+    result = per_sample_sums(model, lambda: model(x).square().sum(1), torch.square)
+    assert close(result, one_by_one(model, model(x).square().sum(1), torch.square))
 
 
 def test_an_input_that_is_overwritten_later_counts_as_it_was():
@@ -126,8 +126,8 @@ def test_an_input_that_is_overwritten_later_counts_as_it_was():
         passing.zero_()
         return output.square().sum(1)
 
-    found = per_sample_sums(model, run, torch.square)
-    assert close(found, one_by_one(model, model(x).square().sum(1), torch.square))
+    result = per_sample_sums(model, run, torch.square)
+    assert close(result, one_by_one(model, model(x).square().sum(1), torch.square))
 
 
 def test_samples_are_drawn_from_the_generator_and_no_more_than_asked():
@@ -185,9 +185,9 @@ def test_frozen_layers_of_any_kind_are_passed_over():
     model = built(lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)))
     model[1].requires_grad_(False)
     x = normal(6, 4)
-    found = per_sample_sums(model, lambda: model(x)[:, 0], torch.abs)
-    assert found.keys() == {"0.weight", "0.bias"}
-    assert close(found, one_by_one(model, model(x)[:, 0], torch.abs))
+    result = per_sample_sums(model, lambda: model(x)[:, 0], torch.abs)
+    assert result.keys() == {"0.weight", "0.bias"}
+    assert close(result, one_by_one(model, model(x)[:, 0], torch.abs))
 
 
 def test_a_layer_that_mixes_samples_is_refused():

@@ -75,8 +75,8 @@ def plain_loop(net, task, state, c, xi, rate, momentum, epochs):
     speed = {id(p): torch.zeros_like(p) for p in moving}
     for _ in range(epochs):
         net.train()
-        found = torch.autograd.grad(entropy(net, task), moving, allow_unused=True)
-        slopes = {id(p): g for p, g in zip(moving, found, strict=True) if g is not None}
+        actual = torch.autograd.grad(entropy(net, task), moving, allow_unused=True)
+        slopes = {id(p): g for p, g in zip(moving, actual, strict=True) if g is not None}
         for p in moving:
             if id(p) not in slopes:
                 continue
@@ -143,10 +143,10 @@ def test_negative_paths_take_from_earlier_importance_but_not_below_zero():
     method._path["fc1.weight"][0] = -0.5
     method._path["fc1.weight"][1] = -5.0
     method.end_task(net, STREAM[0], torch.Generator())
-    found = method.importance["fc1.weight"]
-    assert torch.allclose(found[0], torch.full_like(found[0], 1 / 0.75 - 1))
-    assert torch.equal(found[1], torch.zeros_like(found[1]))
-    assert torch.allclose(found[2], torch.full_like(found[2], 1 / 0.75))
+    actual = method.importance["fc1.weight"]
+    assert torch.allclose(actual[0], torch.full_like(actual[0], 1 / 0.75 - 1))
+    assert torch.equal(actual[1], torch.zeros_like(actual[1]))
+    assert torch.allclose(actual[2], torch.full_like(actual[2], 1 / 0.75))
 
 
 def test_adam_and_weight_decay_move_weights_but_g_is_of_the_loss():

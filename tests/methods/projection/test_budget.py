@@ -121,9 +121,9 @@ def compare(guard: Guard, oracle: Ledger, rule: str) -> None:
         assert np.abs(projector(basis) - projector(layer.basis)).max() < 1e-7
         if rule == "official":  # the other rules note stored columns too
             assert state["groups"][name]["columns"] == list(map(sorted, layer.columns))
-    found = guard.held()
-    assert [h.layer for h in found] == [name for name, _ in oracle.held()]
-    assert [h.share for h in found] == pytest.approx([s for _, s in oracle.held()], abs=1e-7)
+    result = guard.held()
+    assert [h.layer for h in result] == [name for name, _ in oracle.held()]
+    assert [h.share for h in result] == pytest.approx([s for _, s in oracle.held()], abs=1e-7)
 
 
 @settings(deadline=None, max_examples=40)

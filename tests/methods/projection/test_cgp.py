@@ -168,7 +168,7 @@ def test_every_class_holds_its_share_after_plain_updates(seed: int, epsilon: flo
 @given(seed=seeds)
 def test_similarity_one_is_plain_cgp_whatever_the_rule(seed: int) -> None:
     case = random_case(seed)
-    found = [
+    result = [
         basis_of(learnt(cgp(case, eta=1.0, rule=rule), case.tasks))
         for rule in ("alg1", "joint", "official")
     ]
@@ -176,10 +176,10 @@ def test_similarity_one_is_plain_cgp_whatever_the_rule(seed: int) -> None:
     for task, classes in enumerate(case.tasks):
         for c in classes:
             oracle.append(oracle.plain(c, case.threshold(task)))
-    assert np.array_equal(found[0], found[1])
-    assert np.array_equal(found[0], found[2])
+    assert np.array_equal(result[0], result[1])
+    assert np.array_equal(result[0], result[2])
     assume(min(oracle.margins) > 1e-6)
-    assert np.abs(projector(found[0]) - projector(oracle.basis)).max() < 1e-9
+    assert np.abs(projector(result[0]) - projector(oracle.basis)).max() < 1e-9
 
 
 @settings(deadline=None, max_examples=25)
@@ -287,7 +287,7 @@ def wrapped(method: CGP, tasks: list[Task]) -> Network:
 
 
 @pytest.mark.parametrize("correct_only", [True, False])
-def test_a_network_collects_with_the_head_of_the_task_at_hand(correct_only: bool) -> None:
+def test_a_network_collects_with_the_head_of_the_current_task(correct_only: bool) -> None:
     tasks = [task_of_two_classes(number) for number in range(2)]
     method = CGP(epsilon=0.95, eta=0.98, correct_only=correct_only)
     net = wrapped(method, tasks)

@@ -65,11 +65,11 @@ def test_compat_takes_one_direction_less_for_the_first_basis_only() -> None:
 def test_epsilon_grows_with_every_task_up_to_its_limit() -> None:
     method = GPM(epsilon=0.9, energy_step=0.03, energy_limit=0.95)
     guard = attach(linear_layer(3), method)
-    found = []
+    result = []
     for _ in range(4):
-        found.append(guard.method.thresholds()["0"])
+        result.append(guard.method.thresholds()["0"])
         guard.end_task([(normal(4, 3), in_turn(4, 1))])
-    assert found == pytest.approx([0.9, 0.93, 0.95, 0.95], abs=1e-12)
+    assert result == pytest.approx([0.9, 0.93, 0.95, 0.95], abs=1e-12)
     assert method.subspaces == {}  # the settings a user passed stay a description
 
 

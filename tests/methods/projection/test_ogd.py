@@ -59,7 +59,7 @@ def slow_gradients(net, count, task=FIRST):
     net = copy.deepcopy(net).eval()
     chosen, groups = drawn(count)
     images = task.train.images.double() / 255
-    found = []
+    result = []
     for sample in chosen.tolist():
         group = next(group for group in groups if sample in group.tolist())
         with_constants = copy.deepcopy(net)
@@ -70,8 +70,8 @@ def slow_gradients(net, count, task=FIRST):
         own = {id(p) for m in with_constants.modules() if own_norm(m) for p in m.parameters()}
         shared = [p for p in with_constants.protected().parameters() if id(p) not in own]
         parts = torch.autograd.grad(logit, shared)
-        found.append(torch.cat([part.flatten() for part in parts]))
-    return torch.stack(found)
+        result.append(torch.cat([part.flatten() for part in parts]))
+    return torch.stack(result)
 
 
 def own_norm(module):
@@ -132,10 +132,10 @@ def flat(net):
 )
 def test_what_is_stored_are_gradients_of_true_logits(make, shared_head):
     net, method = wrapped(make, shared_head, samples=70)
-    found = method.gradients(net, FIRST, 70, rng())
+    result = method.gradients(net, FIRST, 70, rng())
     wanted = slow_gradients(net, 70)
-    assert found.shape == wanted.shape
-    assert (found - wanted).abs().max() < 1e-12
+    assert result.shape == wanted.shape
+    assert (result - wanted).abs().max() < 1e-12
     assert wanted.abs().max() > 1e-2
 
 
@@ -215,10 +215,10 @@ def test_gradients_lose_just_their_part_in_the_basis():
     raw = torch.cat([p.grad.flatten() for p in net.trunk.parameters()])
     head = net.heads[1].weight.grad.clone()
     method.adjust_gradients(net, step)
-    found = torch.cat([p.grad.flatten() for p in net.trunk.parameters()])
+    result = torch.cat([p.grad.flatten() for p in net.trunk.parameters()])
     gradients = slow_gradients(net, 12)
     inside = gradients.T @ torch.linalg.lstsq(gradients.T, raw[:, None]).solution
-    assert (found - (raw - inside[:, 0])).norm() < 1e-10 * raw.norm()
+    assert (result - (raw - inside[:, 0])).norm() < 1e-10 * raw.norm()
     assert inside.norm() > 1e-2 * raw.norm()
     assert torch.equal(net.heads[1].weight.grad, head)
 

@@ -83,13 +83,13 @@ def plain_gradients(net, step):
 def slow_matrices(net, alphas, every):
     """P of each layer after a pass over the first task, in the order of generator 5."""
     order = torch.randperm(150, generator=torch.Generator().manual_seed(5))
-    found = {}
+    result = {}
     for alpha, index in zip(alphas, order.split(64), strict=True):
         images = FIRST.train.images[index].double() / 255
         for name, x in layer_inputs(net.trunk, images).items():
             rows = rows_of(net.trunk.get_submodule(name), x, every)
-            found[name] = learnt(found.get(name, np.eye(rows.shape[1])), rows, alpha)
-    return found
+            result[name] = learnt(result.get(name, np.eye(rows.shape[1])), rows, alpha)
+    return result
 
 
 @pytest.mark.parametrize("every", [1, 2])
@@ -105,9 +105,9 @@ def test_gradients_of_later_tasks_are_multiplied_by_p(make, every):
     for name, p in slow.items():
         assert np.abs(method.matrices[name].numpy() - p).max() < 1e-10
         raw = wanted[f"{name}.weight"]
-        found = net.trunk.get_submodule(name).weight.grad.flatten(1).numpy()
-        assert np.abs(found - raw.flatten(1).numpy() @ p).max() < 1e-12
-        assert np.abs(found - raw.flatten(1).numpy()).max() > 1e-3 * float(raw.abs().max())
+        result = net.trunk.get_submodule(name).weight.grad.flatten(1).numpy()
+        assert np.abs(result - raw.flatten(1).numpy() @ p).max() < 1e-12
+        assert np.abs(result - raw.flatten(1).numpy()).max() > 1e-3 * float(raw.abs().max())
     method.close()
 
 
@@ -249,9 +249,9 @@ def test_with_weight_decay_and_adam_the_update_is_multiplied_by_p_too():
         for name, weight in other.trunk.named_parameters():
             p = method.matrices[name.removesuffix(".weight")]
             wanted = (weight.detach() - before[name]).flatten(1) @ p
-            found = (net.trunk.get_parameter(name).detach() - before[name]).flatten(1)
+            result = (net.trunk.get_parameter(name).detach() - before[name]).flatten(1)
             # Adam divides by the gradient: entries that are all rounding stay out of it.
-            assert (found - wanted).abs().max() < 1e-6 * wanted.abs().max()
+            assert (result - wanted).abs().max() < 1e-6 * wanted.abs().max()
         method.close()
 
 
@@ -362,9 +362,9 @@ def test_channels_last_weights_are_written_in_place():
     raw = plain_gradients(net, step)["conv2.weight"]
     method.loss(net, step).backward()
     method.adjust_gradients(net, step)
-    found = net.trunk.get_submodule("conv2").weight.grad
+    result = net.trunk.get_submodule("conv2").weight.grad
     wanted = (raw.flatten(1) @ method.matrices["conv2"]).view_as(raw)
-    assert (found - wanted).abs().max() < 1e-12
+    assert (result - wanted).abs().max() < 1e-12
     method.close()
 
 
@@ -406,12 +406,12 @@ def test_inputs_too_large_for_the_damping_are_refused_in_one_line():
 def test_a_block_of_rows_equals_one_update_after_another_and_the_closed_form(count, alpha):
     start, rows = normal(7, 12, seed=1), normal(count, 12, seed=2)
     p = woodbury_update(torch.eye(12, dtype=torch.float64), start, 0.1)
-    found = woodbury_update(p, rows, alpha).numpy()
+    result = woodbury_update(p, rows, alpha).numpy()
     in_turn = learnt(learnt(np.eye(12), start.numpy(), 0.1), rows.numpy(), alpha)
     both = np.vstack([start.numpy(), rows.numpy()])
-    assert np.abs(found - in_turn).max() < 1e-11
-    assert np.abs(found - closed(both, np.array([0.1] * 7 + [alpha] * count))).max() < 1e-9
-    assert np.abs(found - p.numpy()).max() > 1e-2
+    assert np.abs(result - in_turn).max() < 1e-11
+    assert np.abs(result - closed(both, np.array([0.1] * 7 + [alpha] * count))).max() < 1e-9
+    assert np.abs(result - p.numpy()).max() > 1e-2
 
 
 def test_rows_with_different_damping_weigh_by_it():
@@ -448,9 +448,9 @@ def test_rows_are_the_patches_of_mean_images(every):
     layer = built(lambda: nn.Conv2d(3, 4, (3, 2), stride=(1, 2), padding=(2, 1), bias=False))
     site = sites(nn.Sequential(layer))["0"]
     x = normal(10, 3, 9, 8)
-    found = mean_rows(site, x, 5, every)
+    result = mean_rows(site, x, 5, every)
     wanted = np.vstack([rows_of(layer, half, every) for half in x.split(5)])
-    assert np.abs(found.numpy() - wanted).max() < 1e-14
+    assert np.abs(result.numpy() - wanted).max() < 1e-14
 
 
 @pytest.mark.parametrize(

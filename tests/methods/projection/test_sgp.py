@@ -42,9 +42,9 @@ class Oracle(LayerMemory):
         sigma = np.sqrt(directions(outside(r, self.basis))[0])
         self.pooled_task(classes, epsilon)
         s = [*stored, *sigma[: self.basis.shape[1] - len(stored)]]
-        found = [(alpha + 1) * one / (alpha * one + max(s)) for one in s]
+        result = [(alpha + 1) * one / (alpha * one + max(s)) for one in s]
         known = [*self.lambdas, *[0.0] * (len(s) - len(stored))]
-        self.lambdas = tuple(min(a + b, 1.0) for a, b in zip(known, found, strict=True))
+        self.lambdas = tuple(min(a + b, 1.0) for a, b in zip(known, result, strict=True))
 
     def removed(self) -> np.ndarray:
         """M Λ Mᵀ, whatever the signs of the columns."""
@@ -75,9 +75,9 @@ def test_importances_equal_those_of_a_plain_loop_over_tasks() -> None:
         basis = guard.method.subspaces["0"].basis
         weights = guard.method.importance["0"]
         assert basis.shape == oracle.basis.shape, seed
-        found = (basis * weights @ basis.T).numpy()
+        result = (basis * weights @ basis.T).numpy()
         # The root of a rounding error in the energy along a direction of none is 1e-8.
-        assert np.abs(found - oracle.removed()).max() < 1e-6, seed
+        assert np.abs(result - oracle.removed()).max() < 1e-6, seed
     assert checked > 60
     assert accumulated > 60
     assert cut > 20
@@ -140,11 +140,11 @@ def test_gradients_along_each_direction_are_scaled_by_one_minus_its_importance(
     for name, weights in guard.method.importance.items():
         assert 0 < float(weights.min()) < 0.98
         basis = guard.method.subspaces[name].basis
-        found = guard.model.get_parameter(f"{name}.weight").grad.flatten(1)
+        result = guard.model.get_parameter(f"{name}.weight").grad.flatten(1)
         gradient = plain.get_parameter(f"{name}.weight").grad.flatten(1)
         expected = (gradient @ basis) * (1 - weights)
-        assert torch.allclose(found @ basis, expected, rtol=1e-10, atol=1e-14)
-        outside_found = found - found @ basis @ basis.T
+        assert torch.allclose(result @ basis, expected, rtol=1e-10, atol=1e-14)
+        outside_found = result - result @ basis @ basis.T
         outside_expected = gradient - gradient @ basis @ basis.T
         assert torch.allclose(outside_found, outside_expected, atol=1e-14)
 

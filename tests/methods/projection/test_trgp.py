@@ -82,8 +82,8 @@ def test_bases_and_own_directions_equal_those_of_the_joint_rule() -> None:
         assert len(method.own["0"]) == len(own)
         before = 0
         for columns, expected in zip(method.own["0"], own, strict=True):
-            found = projector(basis[:, columns].numpy())
-            assert np.abs(found - expected).max() < 1e-9, seed
+            actual = projector(basis[:, columns].numpy())
+            assert np.abs(actual - expected).max() < 1e-9, seed
             stored += int((columns < before).sum())
             before = max(before, int(columns.max()) + 1)
     assert checked > 60
@@ -122,10 +122,10 @@ def test_trusted_tasks_equal_those_of_a_loop() -> None:
         bases = [basis[:, columns].numpy() for columns in own]
         expected, margin = trusted_by_loops(g, bases, trust, most)
         columns = [torch.from_numpy(one) for one in own]
-        found = most_trusted(torch.from_numpy(g), basis, columns, trust, most)
+        actual = most_trusted(torch.from_numpy(g), basis, columns, trust, most)
         if margin > 1e-9 or most == 0:
-            assert found == expected, seed
-        sizes.add(len(found))
+            assert actual == expected, seed
+        sizes.add(len(actual))
     assert sizes == {0, 1, 2, 3}
 
 
@@ -324,7 +324,7 @@ def test_the_gradient_that_chooses_is_that_of_the_loss_on_the_probe() -> None:
     running.learn(0)
     net, task = running.net, STREAM[1]
     net.add_task(2)
-    found = running.method._gradients(net, task)
+    actual = running.method._gradients(net, task)
     rng = seeds.generator(1, "trust", 1)
     index = torch.randperm(len(task.train), generator=rng)[:7]
     net.zero_grad()
@@ -332,7 +332,7 @@ def test_the_gradient_that_chooses_is_that_of_the_loss_on_the_probe() -> None:
     functional.cross_entropy(net(step.x, 1), step.y).backward()
     for name in ("fc1", "fc2"):
         expected = net.trunk.get_parameter(f"{name}.weight").grad
-        assert torch.allclose(found[name], expected, rtol=1e-12)
+        assert torch.allclose(actual[name], expected, rtol=1e-12)
 
 
 def test_a_task_chooses_by_its_gradient_before_any_projection() -> None:
@@ -354,7 +354,7 @@ def test_a_task_chooses_by_its_gradient_before_any_projection() -> None:
     assert method.trusted == expected
 
 
-def test_the_optimiser_has_the_scales_of_the_task_at_hand_only() -> None:
+def test_the_optimiser_has_the_scales_of_the_current_task_only() -> None:
     net, method = wide(), TRGP(epsilon=1.0, trust=0.0)
     method.wrap(net, STREAM, 1)
     learn(net, method, 0)

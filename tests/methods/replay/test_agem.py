@@ -26,22 +26,22 @@ def test_the_projection_equals_its_formula():
     turned = 0
     for seed in range(50):
         g, reference = normal(30, seed=2 * seed), normal(30, seed=2 * seed + 1)
-        found = spare(g, reference)
+        result = spare(g, reference)
         if float(g @ reference) >= 0:
-            assert found is g
+            assert result is g
             continue
         turned += 1
         a, b = g.numpy(), reference.numpy()
-        assert found.numpy() == pytest.approx(a - (a @ b) / (b @ b) * b, rel=1e-12, abs=1e-14)
-        assert float(found @ reference) == pytest.approx(0, abs=1e-12)
+        assert result.numpy() == pytest.approx(a - (a @ b) / (b @ b) * b, rel=1e-12, abs=1e-14)
+        assert float(result @ reference) == pytest.approx(0, abs=1e-12)
     assert 10 < turned < 40
 
 
 @pytest.mark.parametrize("size", [1e-42, 1e-30, 1.0, 1e30])
 def test_the_length_of_the_reference_does_not_matter(size):
     reference = torch.tensor([0.0, -size, -size])
-    found = spare(torch.tensor([1.0, 1.0, 3.0]), reference)
-    assert found.tolist() == pytest.approx([1.0, -1.0, 1.0], rel=1e-6)
+    result = spare(torch.tensor([1.0, 1.0, 3.0]), reference)
+    assert result.tolist() == pytest.approx([1.0, -1.0, 1.0], rel=1e-6)
 
 
 def test_no_reference_no_change():
@@ -66,7 +66,7 @@ def test_steps_of_a_network_equal_a_plain_computation(heads):
         )
         run.method.adjust_gradients(run.net, step)
         after = named_gradients(run.net)
-        g, found = flat(run.net, before), flat(run.net, after)
+        g, result = flat(run.net, before), flat(run.net, after)
         along = float(g @ reference)
         if along >= 0:
             kept += 1
@@ -76,8 +76,8 @@ def test_steps_of_a_network_equal_a_plain_computation(heads):
         else:
             turned += 1
             expected = g - along / (reference @ reference) * reference
-            assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
-            assert found @ reference == pytest.approx(0, abs=1e-9 * np.abs(reference).max())
+            assert result == pytest.approx(expected, rel=1e-9, abs=1e-12)
+            assert result @ reference == pytest.approx(0, abs=1e-9 * np.abs(reference).max())
             if heads == "task":
                 assert torch.equal(after["heads.2.weight"], before["heads.2.weight"])
                 assert before["heads.0.weight"] is None

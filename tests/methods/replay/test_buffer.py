@@ -164,13 +164,13 @@ def test_every_beginning_of_a_balanced_order_is_balanced(labels, seed):
 
 
 def test_which_samples_are_kept_is_random():
-    found = Counter()
+    result = Counter()
     for seed in range(600):
         memory = EqualShares(4)
         memory.add(0, numbered(0, 6, classes=2), rng(seed))
         memory.add(1, numbered(6, 6, classes=2), rng(seed + 1000))
-        found.update(memory.parts[0].images.flatten().long().tolist())
-    assert all(abs(found[number] - 200) < 50 for number in range(6))  # σ is 11.5
+        result.update(memory.parts[0].images.flatten().long().tolist())
+    assert all(abs(result[number] - 200) < 50 for number in range(6))  # σ is 11.5
 
 
 def test_cut_samples_take_no_memory():

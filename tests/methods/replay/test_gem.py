@@ -35,21 +35,21 @@ def case(seed):
 
 def found_for(g, rows, margin, ridge):
     gradient = torch.from_numpy(g)
-    found = closest_within(gradient, torch.from_numpy(rows), margin, ridge)
-    return found.numpy(), found is gradient
+    result = closest_within(gradient, torch.from_numpy(rows), margin, ridge)
+    return result.numpy(), result is gradient
 
 
 def test_without_margin_it_is_the_projection_onto_the_cone():
     turned = 0
     for seed in range(150):
         g, rows = case(seed)
-        found, same = found_for(g, rows, 0.0, TINY)
+        result, same = found_for(g, rows, 0.0, TINY)
         if (rows @ g >= 0).all():
             assert same
             continue
         turned += 1
-        assert (rows @ found >= -1e-6).all(), seed
-        assert found == pytest.approx(onto_cone(g, rows), abs=1e-5), seed
+        assert (rows @ result >= -1e-6).all(), seed
+        assert result == pytest.approx(onto_cone(g, rows), abs=1e-5), seed
     assert turned > 80
 
 
@@ -60,17 +60,17 @@ def test_margin_and_ridge_are_those_of_the_dual():
             continue
         for margin, ridge in ((0.5, 1e-3), (0.0, 0.3), (2.0, 10.0)):
             v = least_above(rows @ rows.T + ridge * np.eye(len(rows)), rows @ g, margin)
-            found, _ = found_for(g, rows, margin, ridge)
-            assert found == pytest.approx(rows.T @ v + g, rel=1e-9, abs=1e-9)
+            result, _ = found_for(g, rows, margin, ridge)
+            assert result == pytest.approx(rows.T @ v + g, rel=1e-9, abs=1e-9)
 
 
 def test_with_a_margin_the_step_lowers_the_loss_of_a_violated_task():
     g, row = np.array([1.0, 0.0]), np.array([[-1.0, 0.5]])
-    found, _ = found_for(g, row, 0.5, TINY)
-    assert found == pytest.approx(g + 0.8 * row[0])  # v = 0.8 already exceeds the margin
-    found, _ = found_for(g, row, 2.0, TINY)
-    assert found == pytest.approx(g + 2.0 * row[0])
-    assert row[0] @ found > 1
+    result, _ = found_for(g, row, 0.5, TINY)
+    assert result == pytest.approx(g + 0.8 * row[0])  # v = 0.8 already exceeds the margin
+    result, _ = found_for(g, row, 2.0, TINY)
+    assert result == pytest.approx(g + 2.0 * row[0])
+    assert row[0] @ result > 1
 
 
 def test_constraints_that_hold_leave_the_gradient_alone_whatever_the_margin():
@@ -81,9 +81,9 @@ def test_constraints_that_hold_leave_the_gradient_alone_whatever_the_margin():
 def test_equal_and_tiny_gradients_of_tasks_do_no_harm():
     for size in (1e-30, 1e-3, 1e4):
         rows = (normal(1, 6).repeat(4, 1) * size).float()
-        found = closest_within(-rows[0] / size, rows, 0.5, 1e-3)
-        assert found.isfinite().all()
-        assert found.norm() <= 10 * (1 + 2 * size)
+        result = closest_within(-rows[0] / size, rows, 0.5, 1e-3)
+        assert result.isfinite().all()
+        assert result.norm() <= 10 * (1 + 2 * size)
 
 
 @pytest.mark.parametrize("heads", ["task", "shared"])
@@ -104,7 +104,7 @@ def test_steps_of_a_network_equal_a_plain_computation(heads, margin):
         rows = np.stack([mean_gradient(run.net, parts[t], t, stream[t].transform) for t in (0, 1)])
         run.method.adjust_gradients(run.net, step)
         after = named_gradients(run.net)
-        g, found = flat(run.net, before), flat(run.net, after)
+        g, result = flat(run.net, before), flat(run.net, after)
         if (rows @ g >= 0).all():
             kept += 1
             for name, value in before.items():
@@ -114,11 +114,11 @@ def test_steps_of_a_network_equal_a_plain_computation(heads, margin):
             turned += 1
             if margin == 0:
                 lengths = np.linalg.norm(rows, axis=1)
-                assert (rows @ found >= -1e-7 * lengths * np.linalg.norm(g)).all()
-                assert found == pytest.approx(onto_cone(g, rows), abs=1e-7)
+                assert (rows @ result >= -1e-7 * lengths * np.linalg.norm(g)).all()
+                assert result == pytest.approx(onto_cone(g, rows), abs=1e-7)
             else:
                 v = least_above(rows @ rows.T + 1e-3 * np.eye(2), rows @ g, margin)
-                assert found == pytest.approx(rows.T @ v + g, rel=1e-8, abs=1e-10)
+                assert result == pytest.approx(rows.T @ v + g, rel=1e-8, abs=1e-10)
         step.optimizer.step()
     assert turned > 2
     assert kept > 0

@@ -158,15 +158,15 @@ def test_draws_are_of_few_tasks_and_expect_the_mean_over_all_exemplars():
     sizes = [3, 9, 30, 6]
     values = [torch.arange(n, dtype=torch.float64) + 10 * k for k, n in enumerate(sizes)]
     method._exemplar_recorded = [v[:, None] for v in values]
-    rng, found = torch.Generator().manual_seed(0), []
+    rng, result = torch.Generator().manual_seed(0), []
     for _ in range(4000):
         drawn = list(method.draw(rng))
         assert len({task for task, _, _ in drawn}) == 2
         assert all(len(rows) == PER_TASK for _, rows, _ in drawn)
-        found.append(sum(float(w * values[k][rows].mean()) for k, rows, w in drawn) / 2)
-    error = np.std(found) / np.sqrt(len(found))
+        result.append(sum(float(w * values[k][rows].mean()) for k, rows, w in drawn) / 2)
+    error = np.std(result) / np.sqrt(len(result))
     wanted = float(torch.cat(values).mean())
-    assert abs(np.mean(found) - wanted) < 4 * error < 0.05 * wanted
+    assert abs(np.mean(result) - wanted) < 4 * error < 0.05 * wanted
 
 
 @pytest.mark.parametrize(("network", "options"), KINDS)
@@ -178,12 +178,12 @@ def test_what_is_recorded_is_what_the_heads_said(network, options):
     def heads(x, tasks):
         return torch.cat([net.heads[old](net.embed(x, old)) for old in tasks], 1)
 
-    for old, (part, found) in enumerate(
+    for old, (part, result) in enumerate(
         zip(state["exemplars"], state["exemplar_answers"], strict=True)
     ):
         asked = [old] if net.shared_head else range(2)
         wanted = heads(seen(stream, old, part["images"]), asked)
-        assert torch.allclose(found, wanted, atol=1e-12)
+        assert torch.allclose(result, wanted, atol=1e-12)
     if net.shared_head:
         assert state["answers"] is None
     else:
@@ -191,7 +191,7 @@ def test_what_is_recorded_is_what_the_heads_said(network, options):
 
 
 @pytest.mark.parametrize(("network", "options"), KINDS)
-def test_only_the_task_at_hand_counts_for_statistics_and_old_heads_learn(network, options):
+def test_only_the_current_task_counts_for_statistics_and_old_heads_learn(network, options):
     running, task = learning_task(2, network, **options)
     net = running.net
     plain = copy.deepcopy(net)
@@ -256,7 +256,7 @@ def test_resumes_in_the_middle_of_a_task(options):
     assert torch.equal(straight, stopped)
 
 
-def test_validation_asks_the_head_of_the_task_at_hand():
+def test_validation_uses_the_head_of_the_current_task():
     running, task = learning_task(1, schedule="plateau", epochs=3)
     net = running.net.eval()
     x = inputs(task)

@@ -111,13 +111,13 @@ def test_old_parts_minimise_their_penalties(conv):
     layer = a_layer(limit=lambda1 / lambda2, conv=conv)
     zeros = 0
     for task in range(3):
-        found = layer.retrofitted(task).detach().numpy()
+        result = layer.retrofitted(task).detach().numpy()
         wanted = residuals(layer, task)
-        for tau, r in zip(found.flat, wanted.flat, strict=True):
+        for tau, r in zip(result.flat, wanted.flat, strict=True):
             best = best_by_search(r, lambda1, lambda2)
             assert tau == pytest.approx(best, abs=1e-6)
             zeros += tau == 0
-    assert 0 < zeros < 3 * found.size
+    assert 0 < zeros < 3 * result.size
 
 
 def test_eliminating_the_old_parts_gives_the_joint_minimum():
@@ -270,9 +270,9 @@ def test_a_proximal_step_comes_to_rest_where_the_gradient_is_balanced():
             part.grad = part.detach() - goal[None]
             optimizer.step()
             method.after_step(net, step)
-        found = part.detach().flatten().tolist()
-        assert found[:2] == pytest.approx([0.9, -0.4], abs=0.02)
-        assert found[2:] == [0.0, 0.0]
+        result = part.detach().flatten().tolist()
+        assert result[:2] == pytest.approx([0.9, -0.4], abs=0.02)
+        assert result[2:] == [0.0, 0.0]
 
 
 def one_layer():

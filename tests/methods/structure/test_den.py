@@ -110,7 +110,7 @@ def reached_slowly(net):
     """Breadth first, unit by unit, with a queue."""
     layers = wires(net)
     head = net.heads[-1].weight.detach().numpy()
-    found = {wire.target: set() for wire, _, _ in layers}
+    result = {wire.target: set() for wire, _, _ in layers}
     queue = []
     for output in range(len(head)):
         for column in range(head.shape[1]):
@@ -120,14 +120,14 @@ def reached_slowly(net):
     while queue:
         depth, unit = queue.pop(0)
         wire, layer, _ = layers[depth]
-        if unit in found[wire.target]:
+        if unit in result[wire.target]:
             continue
-        found[wire.target].add(unit)
+        result[wire.target].add(unit)
         if depth:
             row = layer.weight.detach().numpy()[unit]
             positions = len(row) // len(layers[depth - 1][1].weight)
             queue += [(depth - 1, j // positions) for j in range(len(row)) if np.any(row[j] != 0)]
-    return found
+    return result
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_selection_equals_a_search_unit_by_unit(network, stream, share):
         with torch.no_grad():
             for p in net.parameters():
                 p.mul_(torch.rand(p.shape, generator=rng(seed)) < share)
-        found = {t: set(m.nonzero().flatten().tolist()) for t, m in reached(net).items()}
-        assert found == reached_slowly(net), seed
-        partly += any(0 < len(found[t]) < n for t, n in width(net).items())
+        result = {t: set(m.nonzero().flatten().tolist()) for t, m in reached(net).items()}
+        assert result == reached_slowly(net), seed
+        partly += any(0 < len(result[t]) < n for t, n in width(net).items())
     assert partly
 
 

@@ -107,25 +107,25 @@ def test_gradients_are_multiplied_as_a_loop_over_units_says(network, stream, opt
     net, method = gated(network, stream, **options)
     used = use(method)
     step = stepped(net, method, stream, 1, number=0, per_epoch=3)
-    raw, found = gradients(net, method, step)
+    raw, actual = gradients(net, method, step)
     checked = set()
     for layer, (norm, source, target) in table.items():
         name, out = f"trunk.{layer}.weight", used[target]
         inputs = raw[name].shape[1]
         seen = np.ones(inputs) if source is None else used[source]
         assert (raw[name] != 0).mean() > 0.1
-        assert np.allclose(found[name], masked_slowly(raw[name], out, seen), rtol=1e-12, atol=0)
+        assert np.allclose(actual[name], masked_slowly(raw[name], out, seen), rtol=1e-12, atol=0)
         checked.add(name)
         for kind in ("scale_0", "shift_0") if norm else ():
             of_norm = f"trunk.{norm}.{kind}"
             expected = [g * (1 - a) for g, a in zip(raw[of_norm], out, strict=True)]
-            assert np.allclose(found[of_norm], expected, rtol=1e-12, atol=0)
+            assert np.allclose(actual[of_norm], expected, rtol=1e-12, atol=0)
             checked.add(of_norm)
     last = used[table["fc2"][2] if "fc2" in table else "stage4.1.relu2"]
     head = "heads.0.weight" if net.shared_head else "heads.1.weight"
     everything = np.ones(2) if net.shared_head else np.zeros(2)
     expected = masked_slowly(raw[head], everything, last)
-    assert np.allclose(found[head], expected, rtol=1e-12, atol=0)
+    assert np.allclose(actual[head], expected, rtol=1e-12, atol=0)
     checked.add(head)
     embeddings = {name for name in raw if "embedding" in name}
     assert len(embeddings) == len(used)
@@ -135,19 +135,19 @@ def test_gradients_are_multiplied_as_a_loop_over_units_says(network, stream, opt
 
 def test_nothing_is_masked_in_the_first_task():
     net, method = gated(tasks=1, batch_norm=True, heads="shared")
-    raw, found = gradients(net, method, stepped(net, method, FLAT, 0))
+    raw, actual = gradients(net, method, stepped(net, method, FLAT, 0))
     for name in raw:
-        assert np.array_equal(raw[name], found[name]) == ("embedding" not in name)
+        assert np.array_equal(raw[name], actual[name]) == ("embedding" not in name)
 
 
 def test_each_task_has_a_free_scale_and_shift_of_its_own():
     net, method = gated("resnet18", IMAGES, width=2, affine="task")
     use(method)
-    raw, found = gradients(net, method, stepped(net, method, IMAGES, 1, number=0, per_epoch=3))
+    raw, actual = gradients(net, method, stepped(net, method, IMAGES, 1, number=0, per_epoch=3))
     own = [name for name in raw if "scale" in name or "shift" in name]
     assert own
     assert all(name.endswith("_1") for name in own)
-    assert all(np.array_equal(raw[name], found[name]) for name in own)
+    assert all(np.array_equal(raw[name], actual[name]) for name in own)
 
 
 class Biased(Trunk):
@@ -179,10 +179,10 @@ def test_biases_are_multiplied_by_what_is_free_of_their_unit():
     method.wrap(net, FLAT, 1)
     net.add_task(2)
     used = use(method)
-    raw, found = gradients(net, method, stepped(net, method, FLAT, 1, number=1, per_epoch=3))
+    raw, actual = gradients(net, method, stepped(net, method, FLAT, 1, number=1, per_epoch=3))
     for layer, gate in (("conv", "relu1"), ("fc", "relu2")):
         name = f"trunk.{layer}.bias"
-        assert np.allclose(found[name], raw[name] * (1 - used[gate]), rtol=1e-12, atol=0)
+        assert np.allclose(actual[name], raw[name] * (1 - used[gate]), rtol=1e-12, atol=0)
     assert np.abs(raw["trunk.fc.bias"]).max() > 0
 
 
@@ -310,12 +310,12 @@ def test_the_penalty_by_hand():
 
 def test_the_slope_grows_from_its_inverse_to_its_limit_in_every_epoch():
     net, method = gated(method=HAT(smax=200))
-    found = [
+    actual = [
         method.slope(stepped(net, method, FLAT, 1, number=number, per_epoch=5))
         for number in (0, 2, 4, 5, 14)
     ]
     middle = (200 + 1 / 200) / 2
-    assert found == pytest.approx([1 / 200, middle, 200, 1 / 200, 200], rel=1e-12)
+    assert actual == pytest.approx([1 / 200, middle, 200, 1 / 200, 200], rel=1e-12)
     assert method.slope(stepped(net, method, FLAT, 1, number=3, per_epoch=1)) == 200
 
 
@@ -325,11 +325,11 @@ def test_gradients_of_embeddings_are_compensated_as_the_formula_says():
     s = method.slope(step)
     for gate in method._gates.values():
         gate.newest.data.copy_(torch.tensor([-6.0, -0.7, 0.0, 0.1, 0.8, 5.0]))
-    raw, found = gradients(net, method, step)
+    raw, actual = gradients(net, method, step)
     for name in ("relu1", "relu2"):
         key = f"trunk.{name}.embedding_1"
         for before, after, e in zip(
-            raw[key], found[key], net.trunk.get_submodule(name).newest.tolist(), strict=True
+            raw[key], actual[key], net.trunk.get_submodule(name).newest.tolist(), strict=True
         ):
             steep = max(-50.0, min(50.0, s * e))
             factor = 30 / s * (math.cosh(steep) + 1) / (math.cosh(e) + 1)
@@ -343,9 +343,9 @@ def test_compensated_gradients_are_those_of_a_mask_at_slope_one_times_the_limit(
     for s in (1 / 40, 1.0, 5.0):
         gate.newest.grad = None
         gate.annealed(s).sum().backward()
-        found = gate.newest.grad * gate.compensation(s)
+        actual = gate.newest.grad * gate.compensation(s)
         a = torch.sigmoid(gate.newest.detach())
-        torch.testing.assert_close(found, 40 * a * (1 - a), rtol=1e-9, atol=0)
+        torch.testing.assert_close(actual, 40 * a * (1 - a), rtol=1e-9, atol=0)
 
 
 def test_embeddings_stay_between_minus_six_and_six():
@@ -361,8 +361,8 @@ def test_gradients_longer_than_the_limit_are_shortened_together():
     lengths = []
     for clip in (10000, 0.01):
         net, method = gated(width=6, method=HAT(clip=clip))
-        _, found = gradients(net, method, stepped(net, method, FLAT, 1, number=1, per_epoch=3))
-        lengths.append(math.sqrt(sum((g**2).sum() for g in found.values())))
+        _, actual = gradients(net, method, stepped(net, method, FLAT, 1, number=1, per_epoch=3))
+        lengths.append(math.sqrt(sum((g**2).sum() for g in actual.values())))
     assert lengths[0] > 0.1
     assert lengths[1] == pytest.approx(0.01, rel=1e-3)
 

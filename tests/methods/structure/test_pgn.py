@@ -36,12 +36,12 @@ def start(network="mlp", share=0.3, stream=FLAT, **values):
 
 def answers(net, stream, task):
     """Logits of the first tasks for some images, in one batch each."""
-    found = []
+    result = []
     with net.evaluating(), torch.no_grad():
         for old in range(task):
             x = stream.test(old).unit_images(torch.arange(10), torch.float32)
-            found.append(net(x, old))
-    return found
+            result.append(net(x, old))
+    return result
 
 
 @pytest.mark.parametrize(("network", "options"), CASES)

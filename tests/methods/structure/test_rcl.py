@@ -47,8 +47,8 @@ def test_the_policy_gradient_is_that_of_the_expected_reward():
     parameters = [*controller.lstm.parameters(), *controller.policy.parameters()]
     mean = [torch.zeros_like(p) for p in parameters]
     for actions, reward in rewards.items():
-        found = torch.autograd.grad(controller.loss(list(actions), reward), parameters)
-        for total, gradient in zip(mean, found, strict=True):
+        result = torch.autograd.grad(controller.loss(list(actions), reward), parameters)
+        for total, gradient in zip(mean, result, strict=True):
             total -= odds[actions] * gradient
     largest = 0.0
     for parameter, gradient in zip(parameters, mean, strict=True):
