@@ -12,7 +12,7 @@ from classgrad.methods import METHODS
 from faults.kills import CALLS, RANDOM
 
 ROOT = Path(__file__).parent.parent.parent
-KILLS = 4  # of each method: two at random moments, two in calls
+KILLS = 2  # of each method: one at a random moment, one in a call
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from fuzz.engine import fuzz
 from fuzz.target import Target
 from fuzz.targets import TARGETS
 
-INPUTS = 100
+INPUTS = 60
 PICKLES = [name for name in TARGETS if name.startswith("cifar") and "archive" not in name]
 
 # A failure prints the whole input, however long.
