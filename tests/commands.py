@@ -5,11 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from forked import Forked
+
 SRC = Path(__file__).parent.parent / "src"
 
 
 def started(place, *words, before=()):
     """Start a process of the command line in a folder; `before` is what starts it, if anything."""
+    if not before:
+        return Forked(["-m", "classgrad", *words], place)
     return subprocess.Popen(
         [*before, sys.executable, "-m", "classgrad", *words],
         cwd=place,

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from forked import Forked
+
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -19,20 +20,20 @@ def environment(**more: str) -> dict[str, str]:
     return {**usual, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200", **more}
 
 
-def start(size: int, words: Sequence[str], **more: str) -> list[subprocess.Popen[str]]:
+def start(size: int, words: Sequence[str], **more: str) -> list[Forked]:
     """Start so many processes of a script."""
     with socket.socket() as result:
         result.bind(("127.0.0.1", 0))
         port = result.getsockname()[1]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
     ranks = [{**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
-    return [start_one(words, **rank, **more) for rank in ranks]
+    return [Forked(words, ".", environment(**rank, **more)) for rank in ranks]
 
 
-def start_one(words: Sequence[str], **more: str) -> subprocess.Popen[str]:
-    """Start Python with these words."""
+def start_torchrun(words: Sequence[str], **more: str) -> subprocess.Popen[str]:
+    """Start torchrun with these words."""
     return subprocess.Popen(
-        [sys.executable, *words],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", *words],
         env=environment(**more),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -40,7 +41,7 @@ def start_one(words: Sequence[str], **more: str) -> subprocess.Popen[str]:
     )
 
 
-def ended(started: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+def ended(started: Sequence[subprocess.Popen[str] | Forked]) -> list[tuple[int, str, str]]:
     """Wait for processes; return code, standard output and error of each."""
     said = []
     for process in started:

@@ -65,8 +65,8 @@ def test_a_run_resumes_with_any_number_of_processes_however_it_was_cut_short(tmp
     assert "Traceback" not in both[0][2]
     # torchrun starts all again when the first is killed, which leaves its lock behind. What was
     # learnt before is forgotten, but not what was learnt in the first start.
-    command = [*processes.TORCHRUN, "--nproc-per-node=2", "--max-restarts=3", *words, "--fresh"]
-    (end,) = processes.ended([processes.start_one(command, DRIVEN="SIGKILL 0 8")])
+    command = ["--nproc-per-node=2", "--max-restarts=3", *words, "--fresh"]
+    (end,) = processes.ended([processes.start_torchrun(command, DRIVEN="SIGKILL 0 8")])
     assert end[0] == 0, end[2]
     assert end[1].count("resuming with task") == 1
     same_result(record(tmp_path))
