@@ -3,7 +3,7 @@
 # make test   set up, then check format, lint, types, and run all tests but those of docs: 8 minutes
 # make docs-check set up, then compare the docs with code and records: half a minute
 # make fuzz   set up, then read 20,000 damaged files of every kind: about 30 minutes on two cores
-# make faults set up, then kill 300 runs of every method and resume them: about 15 minutes
+# make faults set up, then stop a cluster, kill 300 runs of every method, and resume: about 15 minutes
 # make setup  set up only: a virtual environment in .venv
 # make format put the code in the house format
 # make bench  measure speed and memory beside slow references: 5 minutes, on a quiet machine
@@ -36,7 +36,7 @@ check: setup
 	$(call lint_and_test,-m quick tests)
 
 test: setup
-	$(call lint_and_test,-m "not docs" -n $(WORKERS) --dist worksteal)
+	$(call lint_and_test,-m "not docs and not faults" -n $(WORKERS) --dist worksteal)
 
 docs-check: setup
 	$(PYTEST) -m docs tests/docs -n $(WORKERS) --dist loadfile
@@ -46,6 +46,7 @@ fuzz: setup
 	$(BIN)/python docs/fill_tables.py
 
 faults: setup
+	$(PYTEST) -m faults tests
 	OMP_NUM_THREADS=1 PYTHONPATH=tests:src $(BIN)/python -m faults --kills 300 --out results/faults.json
 	$(BIN)/python docs/fill_tables.py
 

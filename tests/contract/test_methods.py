@@ -26,16 +26,16 @@ LONGER = {"hat": {"epochs": 24}, "er": {"epochs": 12}}
 # Two of the fifty children of a task; with old weights frozen they need more steps. Some of the
 # 200 gradients of a task, each with a number for every weight.
 FEWER = {"rcl": {"trials": 2, "child_epochs": 30}, "ogd": {"samples": 24}}
+FAMILIES = ["cgp", "trgp", "owm", "ewc", "lwf", "er", "hat", "pgn", "apd"]
 OTHER_NETWORKS = [
-    ("mlp", {"batch_norm": True, "norm": "stored", "dropout": 0.1}),
-    ("mlp", {"heads": "shared"}),
-    ("lenet5", {}),
+    ("mlp", {"batch_norm": True, "norm": "stored", "dropout": 0.1}, METHODS),
+    ("mlp", {"heads": "shared"}, METHODS),
+    ("lenet5", {}, FAMILIES),
 ]
 
 IMAGES = blobs(tasks=2, classes=2, shape=(3, 20, 20), per_class=8)
 # Deep networks: with both kinds of BatchNorm for a method of each family, and an AlexNet of three
 # million weights for those that cannot use a ResNet.
-FAMILIES = ["cgp", "trgp", "owm", "ewc", "lwf", "er", "hat", "pgn", "apd"]
 DEEP = [
     ("resnet18", {"width": 4, "norm": "batch"}, FAMILIES),
     ("resnet18", {"width": 4, "norm": "stored"}, METHODS),
@@ -122,19 +122,19 @@ def test_learns_a_stream_and_leaves_no_hook(name):
     see_that_it_learnt(reference(name).ended, reference(name).record)
 
 
-@every_method
-@pytest.mark.parametrize(("network", "options"), OTHER_NETWORKS)
-def test_learns_with_other_networks(name, network, options):
+def cases(table):
+    return [(network, options, name) for network, options, names in table for name in names]
+
+
+@pytest.mark.parametrize(("network", "options", "name"), cases(OTHER_NETWORKS))
+def test_learns_with_other_networks(network, options, name):
     if refused(name, network, options):
         return
     running = start(name, network, TWO_TASKS, **options)
     see_that_it_learnt(running, running.execute())
 
 
-@pytest.mark.parametrize(
-    ("network", "options", "name"),
-    [(network, options, name) for network, options, names in DEEP for name in names],
-)
+@pytest.mark.parametrize(("network", "options", "name"), cases(DEEP))
 def test_works_with_deep_networks_and_both_kinds_of_batch_norm(network, options, name):
     if refused(name, network, options):
         return

@@ -28,12 +28,10 @@ def beginning(name, **options):
     ("name", "options", "recipe"),
     [
         ("split-cifar100", {}, "fast"),
-        ("split-cifar100", {}, "paper"),
         ("cifar100-superclass", {}, "paper"),
         ("cifar100-superclass", {"layout": "scrambled"}, "fast"),
         ("five-datasets", {}, "paper"),
         ("permuted-mnist", {}, "fast"),
-        ("split-mnist", {}, "paper"),
     ],
 )
 def test_cgp_learns_the_beginning_of(name, options, recipe):

@@ -151,7 +151,7 @@ def processes_of(place):
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_stopped_it_saves_and_ends_its_cluster_and_resumes_without_one(call, tmp_path):
     with tempfile.TemporaryDirectory(prefix="ray") as place:
         process = started(tmp_path, *TWO, "--jobs", "1", "--ray", "auto", RAY_TMPDIR=place)
