@@ -53,7 +53,7 @@ RUNS = {
     "owm": {**NORMED},
     "owm, few": {"mean_of": 5, **LENET},
     "owm, step": {"update": "step"},
-    "cgp, released": {"contrast": 0.0, "similarity": 0.2, "rule": "official", "samples": 10},
+    "cgp, released": {"contrast": 0.0, "similarity": 0.2, "reading": "released", "samples": 10},
     "gpm, limited": {"samples": 20, "max_basis_mb": 0.01},
     "ogd": {"samples": 20, **NORMED},
     "ewc": {**NORMED},

@@ -80,7 +80,7 @@ CGP(epsilon={"*": 0.97, "fc1": 0.99}, samples=50, mu=1)
 CGP(etta=0.8)  # refused
 CGP(eta="much")  # refused
 CGP(0.8)  # refused
-CGP(rule="mine")  # refused
+CGP(reading="mine")  # refused
 CGP().eta  # refused
 GPM()
 GPM(eta=0.8)  # refused

@@ -57,7 +57,7 @@ class LayerMemory:
     basis: np.ndarray = field(init=False)
     prototypes: list[np.ndarray] = field(default_factory=list)
     group_of: list[int] = field(default_factory=list)
-    columns: list[list[int]] = field(default_factory=list)
+    groups: int = 0
     margins: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -67,33 +67,20 @@ class LayerMemory:
         """GPM: one matrix for all classes of the task."""
         self.append(self.plain(np.concatenate(classes, axis=1), epsilon))
 
-    def first_task(
-        self, classes: list[np.ndarray], epsilon: float, eta: float, rule: str = ""
-    ) -> None:
-        """CGP, τ = 1: classes above η are concatenated before they are decomposed."""
+    def first_task(self, classes: list[np.ndarray], epsilon: float, eta: float) -> None:
+        """CGP, pooled, τ = 1: classes of a group are concatenated before they are decomposed."""
         groups = [self._enter(c, eta) for c in classes]
         for group in dict.fromkeys(groups):
             members = [c for c, own in zip(classes, groups, strict=True) if own == group]
-            c = np.concatenate(members, axis=1)
-            vectors = self.plain(c, epsilon)
-            if rule == "official":
-                self.columns[group] += self.standing(c, epsilon, vectors)
-            self.columns[group] += self.append(vectors)
+            self.append(self.plain(np.concatenate(members, axis=1), epsilon))
 
     def later_task(self, classes: list[np.ndarray], epsilon: float, eta: float, rule: str) -> None:
-        """CGP, τ > 1: class by class, those above η by base refining."""
+        """CGP, pooled, τ > 1: class by class, those above η by base refining."""
         for c in classes:
-            known = len(self.columns)
+            known = self.groups
             group = self._enter(c, eta)
-            if group == known:
-                vectors = self.plain(c, epsilon)
-                if rule == "official":
-                    self.columns[group] += self.standing(c, epsilon, vectors)
-            elif rule == "official":
-                vectors = self.official(c, epsilon, self.columns[group])
-            else:
-                vectors = {"alg1": self.alg1, "joint": self.joint}[rule](c, epsilon)
-            self.columns[group] += self.append(vectors)
+            choose = self.plain if group == known else getattr(self, rule)
+            self.append(choose(c, epsilon))
 
     def plain(self, c: np.ndarray, epsilon: float) -> np.ndarray:
         """Min m with Σδ + Σ_{j<=m} σ_j² >= ε ||C||²."""
@@ -101,16 +88,13 @@ class LayerMemory:
         target = epsilon * energy(c) - sum(delta)
         return self._cut(c, values, u, self._count(c, values, target))
 
-    def standing(self, c: np.ndarray, epsilon: float, vectors: np.ndarray) -> list[int]:
-        """The strongest columns of S that hold ε ||C||² together with new vectors."""
-        delta = np.asarray(energies_along(c, self.basis))
-        order = np.argsort(-delta, kind="stable")
-        target = epsilon * energy(c) - sum(energies_along(c, vectors))
-        count = self._count(c, delta[order], target)
-        self._cut(c, delta[order], self.basis[:, order], count)
-        return order[:count].tolist()
+    def own(self, c: np.ndarray, epsilon: float) -> np.ndarray:
+        """The residual ones among the first k of [δ, σ²], k the rank of C alone."""
+        delta, (values, u) = energies_along(c, self.basis), directions(outside(c, self.basis))
+        own = self._count(c, directions(c)[0], epsilon * energy(c))
+        return self._cut(c, values, u, self._new_among_first(c, delta, values, own))
 
-    def alg1(self, c: np.ndarray, epsilon: float) -> np.ndarray:
+    def capped(self, c: np.ndarray, epsilon: float) -> np.ndarray:
         """The residual ones among the first k of [δ, σ²], k the rank of C alone; at most m."""
         delta, (values, u) = energies_along(c, self.basis), directions(outside(c, self.basis))
         own = self._count(c, directions(c)[0], epsilon * energy(c))
@@ -124,10 +108,9 @@ class LayerMemory:
         first = self._count(c, ordered, epsilon * energy(c))
         return self._cut(c, values, u, self._new_among_first(c, delta, values, first))
 
-    def official(self, c: np.ndarray, epsilon: float, group: list[int]) -> np.ndarray:
-        """As many as the residual outside the group's basis needs, taken from the joint list."""
-        part = self.basis[:, group]
-        delta, (values, u) = energies_along(c, part), directions(outside(c, part))
+    def missing(self, c: np.ndarray, epsilon: float) -> np.ndarray:
+        """The residual ones among the first m of [δ, σ²], m what S lacks."""
+        delta, (values, u) = energies_along(c, self.basis), directions(outside(c, self.basis))
         needed = self._count(c, values, epsilon * energy(c) - sum(delta))
         return self._cut(c, values, u, self._new_among_first(c, delta, values, needed))
 
@@ -154,10 +137,9 @@ class LayerMemory:
             self.margins.append((values[count - 1] - values[count]) / energy(c))
         return u[:, :count]
 
-    def append(self, vectors: np.ndarray) -> list[int]:
+    def append(self, vectors: np.ndarray) -> None:
         """Gram-Schmidt, twice; what lies in the span already is not new."""
-        before = self.basis.shape[1]
-        if self.compat and before == 0:
+        if self.compat and self.basis.shape[1] == 0:
             vectors = vectors[:, :-1]
         for vector in vectors.T:
             rest = outside(outside(vector[:, None], self.basis), self.basis)
@@ -165,14 +147,13 @@ class LayerMemory:
             self.margins.append(length if length > 1e-7 else np.inf)
             if length > 1e-7:
                 self.basis = np.concatenate([self.basis, rest / length], axis=1)
-        return list(range(before, self.basis.shape[1]))
 
     def _enter(self, c: np.ndarray, eta: float) -> int:
         """Group of the most similar earlier class if its cosine is above η, else a new group."""
         mean = sum(c.T) / c.shape[1]
         prototype = mean / np.linalg.norm(mean)
         cosines = [float(prototype @ other) for other in self.prototypes]
-        group = len(self.columns)
+        group = self.groups
         if cosines and eta < 1:
             nearest = int(np.argmax(cosines))
             self.margins.append(abs(cosines[nearest] - eta))
@@ -182,8 +163,7 @@ class LayerMemory:
                     value for value, own in zip(cosines, self.group_of, strict=True) if own != group
                 ]
                 self.margins.append(cosines[nearest] - max(others, default=-np.inf))
-        if group == len(self.columns):
-            self.columns.append([])
+        self.groups += group == self.groups
         self.prototypes.append(prototype)
         self.group_of.append(group)
         return group

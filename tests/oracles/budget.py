@@ -49,9 +49,6 @@ class Ledger:
         layer.basis = np.delete(layer.basis, column, axis=1)
         for line in self.lines[name]:
             del line[column]
-        layer.columns = [
-            [own - (own > column) for own in group if own != column] for group in layer.columns
-        ]
 
     def held(self) -> list[tuple[str, float]]:
         """Layer and share of each class, layer by layer."""

@@ -34,9 +34,13 @@ class ClassInputs:
         default_factory=dict
     )  # inputs of calls, by batch
 
+    def mean(self, site: str) -> Tensor:
+        """Return the mean input at a site."""
+        return self.sums[site] / self.counts[site]
+
     def prototype(self, site: str) -> Tensor:
         """Return the mean input at a site, of length one or zero (Eq. prototype)."""
-        return nn.functional.normalize(self.sums[site] / self.counts[site], dim=0)
+        return nn.functional.normalize(self.mean(site), dim=0)
 
 
 @dataclass

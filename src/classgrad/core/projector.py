@@ -18,7 +18,7 @@ Directions can have an importance below 1 (SGP, AAAI 2023): steps along them are
 either to the gradient or, for the optimisers of the last point, to the update.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -151,6 +151,35 @@ class ScaledProjection(Projection):
         if not self.inside:
             return torch.addmm(matrix, matrix, basis, alpha=-1)
         return torch.addmm(matrix, matrix @ self.scaled.to(matrix.dtype), basis.T, alpha=-1)
+
+
+class SequentialProjection(Projection):
+    """Multiplies matrices by I - B Bᵀ for one basis B after another, as the code of CGP does.
+
+    The bases are not orthogonal to each other, so doing it twice is not the same as doing it once,
+    and the cost grows with their number until all are one d x d matrix.
+    """
+
+    soft = True
+
+    def __init__(self, bases: Sequence[Tensor], like: Tensor) -> None:
+        self.inside = sum(basis.shape[1] for basis in bases) <= len(bases[0]) // 2
+        if self.inside:
+            self.bases = [basis.to(like) for basis in bases]
+        else:
+            product = torch.eye(len(bases[0]), dtype=bases[0].dtype)
+            for basis in bases:
+                product = linalg.remove(product, basis)
+            self.product = product.to(like)
+        self.by_rows = False
+
+    def project(self, matrix: Tensor) -> Tensor:
+        """Return g (I - B_1 B_1ᵀ) (I - B_2 B_2ᵀ) ... of a matrix (o x d)."""
+        if not self.inside:
+            return matrix @ self.product.to(matrix.dtype)
+        for basis in self.bases:
+            matrix = linalg.remove(matrix, basis.to(matrix.dtype))
+        return matrix
 
 
 class Projector:

@@ -1,16 +1,17 @@
 """The new directions that a class adds to a basis: the plain rule, and those of base refining.
 
-Notation of CGP (MM 2022): S the basis so far, C the class's representation with energy E,
+Notation of CGP (MM 2022): S a basis, C the representation of a class with energy E,
 δ = diag(Sᵀ C Cᵀ S) its energy along each stored direction, Ĉ = U Σ Vᵀ the residual outside S. The
 joint list is L = [δ, σ²]. The stored directions stay protected in any case, so rules differ only in
 how many columns of U they add.
 
-- `plain` adds the first m of U, with the smallest m for which Σδ + Σσ²[:m] >= ε E.
-- `alg1` adds those of U among the first k of sorted L, with k the class's own rank at ε; at most
-  what `plain` adds. Less than the share ε of the class may then be held.
+- `plain` adds the first m of U, with the smallest m for which Σδ + Σσ²[:m] >= ε E (Eq. k-rank2).
+- `own` adds those of U among the first k of sorted L, with k the class's own rank at ε (Eq.
+  k-rank1). Less than the share ε of the class may then be held. Where its energy is spread thinly
+  over the stored directions, it adds more than `plain`.
+- `capped` is `own`, but at most what `plain` adds.
+- `missing` adds those of U among the first m of sorted L, with m as above; often none.
 - `joint` adds those of U among the first of sorted L that reach ε E; at least what `plain` adds.
-- `official` adds those of the residual among the first m of L, where L and m are relative to the
-  directions of one group only; often none. Its groups begin with `complete`.
 """
 
 from typing import NamedTuple
@@ -29,44 +30,56 @@ class Selection(NamedTuple):
     stored: list[int]
 
 
-def plain(basis: Tensor, c: Representation, epsilon: float) -> Selection:
-    """Protect at least the share ε of the class (Eq. k-rank2, with ||C||² on the right).
+def plain(
+    basis: Tensor, c: Representation, epsilon: float, *, of_residual: bool = False
+) -> Selection:
+    """Protect at least the share ε of the class.
 
-    Every stored direction counts, because all stay protected; none is assigned to the class.
+    Every stored direction counts, because all stay protected; none is assigned to the class. With
+    `of_residual` the right side is ε ||Ĉ||², as Eq. k-rank2 is printed: much less is protected.
     """
     delta, values, vectors = c.split_by(basis)
-    count = smallest_rank(values, epsilon * c.energy() - float(delta.sum()))
+    count = _needed(delta, values, c, epsilon, of_residual)
     return Selection(vectors[:, :count], [])
 
 
-def complete(basis: Tensor, c: Representation, epsilon: float) -> Selection:
-    """Add what `plain` adds, and assign to the class the strongest stored directions up to ε.
-
-    So a class that opens a group gives it directions that hold the share ε of the class, as in the
-    released scripts, where every group has its own basis.
-    """
-    delta, values, vectors = c.split_by(basis)
-    count = smallest_rank(values, epsilon * c.energy() - float(delta.sum()))
-    strongest = delta.sort(descending=True, stable=True)
-    missing = epsilon * c.energy() - float(values[:count].sum())
-    stored = strongest.indices[: smallest_rank(strongest.values, missing)]
-    return Selection(vectors[:, :count], sorted(stored.tolist()))
-
-
-def alg1(basis: Tensor, c: Representation, epsilon: float) -> Selection:
-    """Represent the class by as many directions as it needs on its own (Algorithm 1).
-
-    In the paper the count exceeds that of `plain` where energy is spread thinly over the stored
-    directions; here it is limited, so refining never protects more than not refining.
-    """
+def own(
+    basis: Tensor, c: Representation, epsilon: float, *, of_residual: bool = False
+) -> Selection:
+    """Represent the class by as many directions as it needs on its own (Algorithm 1)."""
     delta, values, vectors = c.split_by(basis)
     own_rank = smallest_rank(c.energies(), epsilon * c.energy())
-    enough = smallest_rank(values, epsilon * c.energy() - float(delta.sum()))
+    stored, count = _first_of_joint_list(delta, values, own_rank)
+    return Selection(vectors[:, :count], stored)
+
+
+def capped(
+    basis: Tensor, c: Representation, epsilon: float, *, of_residual: bool = False
+) -> Selection:
+    """Represent the class as `own` does, but never add more than not refining would."""
+    delta, values, vectors = c.split_by(basis)
+    own_rank = smallest_rank(c.energies(), epsilon * c.energy())
+    enough = _needed(delta, values, c, epsilon, of_residual)
     stored, count = _first_of_joint_list(delta, values, own_rank)
     return Selection(vectors[:, : min(count, enough)], stored)
 
 
-def joint(basis: Tensor, c: Representation, epsilon: float) -> Selection:
+def missing(
+    basis: Tensor, c: Representation, epsilon: float, *, of_residual: bool = False
+) -> Selection:
+    """Represent the class by as many directions as the basis lacks (the paper's text, its scripts).
+
+    Most of the first directions of the joint list are stored ones.
+    """
+    delta, values, vectors = c.split_by(basis)
+    needed = _needed(delta, values, c, epsilon, of_residual)
+    stored, count = _first_of_joint_list(delta, values, needed)
+    return Selection(vectors[:, :count], stored)
+
+
+def joint(
+    basis: Tensor, c: Representation, epsilon: float, *, of_residual: bool = False
+) -> Selection:
     """Represent the class by the strongest directions, stored or new, that hold ε (TRGP)."""
     delta, values, vectors = c.split_by(basis)
     ordered = torch.cat([delta, values]).sort(descending=True, stable=True).values
@@ -76,17 +89,13 @@ def joint(basis: Tensor, c: Representation, epsilon: float) -> Selection:
     return Selection(vectors[:, :count], stored)
 
 
-def official(basis: Tensor, c: Representation, epsilon: float, group: list[int]) -> Selection:
-    """Count against one group, choose from the joint list: the released CIFAR-100 script.
-
-    m residual directions would be needed; the first m of the joint list are taken, most of which
-    are stored ones, so the class often adds no new direction at all.
-    """
-    group_basis = basis[:, group]
-    delta, values, vectors = c.split_by(group_basis)
-    needed = smallest_rank(values, epsilon * c.energy() - float(delta.sum()))
-    stored, count = _first_of_joint_list(delta, values, needed)
-    return Selection(vectors[:, :count], [group[index] for index in stored])
+def _needed(
+    delta: Tensor, values: Tensor, c: Representation, epsilon: float, of_residual: bool
+) -> int:
+    """Return the smallest m for which Σδ + Σσ²[:m] reaches ε E, or ε ||Ĉ||²."""
+    along = float(delta.sum())
+    whole = c.energy() - along if of_residual else c.energy()
+    return smallest_rank(values, epsilon * whole - along)
 
 
 def _first_of_joint_list(delta: Tensor, values: Tensor, count: int) -> tuple[list[int], int]:

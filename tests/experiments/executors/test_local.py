@@ -144,7 +144,7 @@ VALUES = st.fixed_dictionaries(
         "eta": st.floats(0, 1),
         "lambda": st.floats(0, 10),
         "energy": st.floats(0.5, 0.99) | LAYERS,
-        "rule": st.sampled_from(["alg1", "joint", "official", "gpm"]),
+        "reading": st.sampled_from(["algorithm", "text", "released", "pooled"]),
         "correct_only": st.booleans(),
         "max_basis_mb": st.none() | st.floats(1, 1e6),
         "epochs": st.integers(1, 100),

@@ -1,88 +1,27 @@
 """Bases, groups and contrastive loss of CGP against loops written from its equations."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from classgrad import networks
 from classgrad.data.augmix import augmix
 from classgrad.errors import UserError
 from classgrad.guard.attach import Guard, attach
-from classgrad.methods import CGP, GPM, Projected, Step
-from classgrad.methods.projection.cgp import Groups, contrastive
+from classgrad.methods import CGP, Projected, Step
+from classgrad.methods.projection.cgp import contrastive
+from classgrad.methods.projection.refining import READINGS
 from classgrad.networks import Network
 from classgrad.tasks import Split, Task, TaskStream
 from oracles.bases import Case, LayerMemory, as_batch, held, linear_layer, projector, random_case
 from oracles.contrast import contrastive_by_loops
 from oracles.models import normal
 from streams import step_of
-
-
-def unit(*entries: float) -> Tensor:
-    return torch.nn.functional.normalize(torch.tensor(entries, dtype=torch.float64), dim=0)
-
-
-def entered(*prototypes: Tensor, similarity: float) -> Groups:
-    groups = Groups()
-    for prototype in prototypes:
-        group, cosine = groups.find(prototype, similarity)
-        groups.join(group, prototype, cosine)
-    return groups
-
-
-def test_a_class_joins_the_group_of_the_most_similar_earlier_class() -> None:
-    groups = entered(unit(1, 0, 0), unit(0, 1, 0), unit(0.1, 1, 0), similarity=0.9)
-    assert groups.group_of == [0, 1, 1]
-    assert groups.find(unit(1, 0.2, 0), 0.9)[0] == 0
-    assert len(groups) == 2
-
-
-def test_the_cosine_must_exceed_the_threshold_and_keeps_its_sign() -> None:
-    angle = unit(math.cos(1.0), math.sin(1.0))
-    assert entered(unit(1, 0), angle, similarity=math.cos(1.0) - 1e-6).group_of == [0, 0]
-    assert entered(unit(1, 0), angle, similarity=math.cos(1.0) + 1e-6).group_of == [0, 1]
-    assert entered(unit(1, 0), unit(-1, 0), similarity=0.5).group_of == [0, 1]
-
-
-def test_the_cosine_that_decided_is_kept_and_a_founder_has_one() -> None:
-    groups = entered(unit(1, 0), unit(0, 1), unit(1, 0.5), similarity=0.8)
-    assert groups.cosines == pytest.approx([1, 1, float(unit(1, 0.5)[0])], abs=1e-6)
-
-
-@settings(deadline=None, max_examples=30)
-@given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 500))
-def test_at_one_even_equal_prototypes_stay_apart(seed: int, size: int) -> None:
-    rng = torch.Generator().manual_seed(seed)
-    prototype = unit(*torch.randn(size, generator=rng).tolist())
-    assert entered(prototype, prototype, prototype, similarity=1).group_of == [0, 1, 2]
-
-
-def test_columns_of_a_group_are_kept_once_and_in_order() -> None:
-    groups = entered(unit(1, 0), similarity=0.5)
-    groups.gain(0, [4, 1])
-    groups.gain(0, [1, 2])
-    assert groups.columns == [[1, 2, 4]]
-
-
-def test_a_state_gives_the_same_groups() -> None:
-    groups = entered(unit(1, 0, 2), unit(0, 1, 0), unit(1, 0, 2.1), similarity=0.9)
-    groups.gain(1, [0, 3])
-    again = Groups.from_state(groups.state_dict())
-    assert again.group_of == groups.group_of
-    assert again.columns == groups.columns
-    assert again.cosines == groups.cosines
-    assert torch.equal(torch.stack(again.prototypes), torch.stack(groups.prototypes))
-    again.gain(0, [7])
-    again.join(0, unit(1, 1, 1), 1.0)
-    assert groups.columns == [[], [0, 3]]
-    assert len(groups.prototypes) == 3
-
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -103,19 +42,6 @@ def basis_of(guard: Guard) -> np.ndarray:
     return guard.method.subspaces["0"].basis.numpy()
 
 
-def oracle_of(case: Case, rule: str, *, compat: bool = False) -> LayerMemory:
-    oracle = LayerMemory(case.dimension, compat=compat)
-    for task, classes in enumerate(case.tasks):
-        epsilon = case.threshold(task)
-        if rule == "gpm":
-            oracle.pooled_task(classes, epsilon)
-        elif task == 0:
-            oracle.first_task(classes, epsilon, case.eta, rule)
-        else:
-            oracle.later_task(classes, epsilon, case.eta, rule)
-    return oracle
-
-
 def cgp(case: Case, **values: object) -> CGP:
     return CGP(
         **{
@@ -126,31 +52,6 @@ def cgp(case: Case, **values: object) -> CGP:
             **values,
         }
     )
-
-
-@pytest.mark.parametrize("compat", [False, True])
-@pytest.mark.parametrize("rule", ["plain", "alg1", "joint", "official", "gpm"])
-def test_bases_equal_those_of_a_plain_svd_loop(rule: str, compat: bool) -> None:
-    checked, refined, seed = 0, 0, 0
-    while checked < 80:
-        case = random_case(seed)
-        if rule == "plain":
-            case = replace(case, eta=1.0)
-        seed += 1
-        oracle = oracle_of(case, rule, compat=compat)
-        if min(oracle.margins) < 1e-6:
-            continue
-        checked += 1
-        switch = {} if rule == "plain" else {"rule": rule}
-        guard = learnt(cgp(case, gpm_compat=compat, **switch), case.tasks)
-        basis = basis_of(guard)
-        assert basis.shape == oracle.basis.shape, seed
-        assert np.abs(projector(basis) - projector(oracle.basis)).max() < 1e-9, seed
-        if rule != "gpm":
-            assert guard.method.state_dict()["groups"]["0"]["group_of"] == oracle.group_of
-            refined += oracle.group_of != list(range(len(oracle.group_of)))
-    assert seed < 128  # few cases hang on rounding
-    assert refined > 20 or rule in ("plain", "gpm")  # and many have classes in common groups
 
 
 @settings(deadline=None, max_examples=40)
@@ -164,84 +65,16 @@ def test_every_class_holds_its_share_after_plain_updates(seed: int, epsilon: flo
             assert held(c, basis) >= share - 1e-12
 
 
-@settings(deadline=None, max_examples=25)
-@given(seed=seeds)
-def test_similarity_one_is_plain_cgp_whatever_the_rule(seed: int) -> None:
-    case = random_case(seed)
-    result = [
-        basis_of(learnt(cgp(case, eta=1.0, rule=rule), case.tasks))
-        for rule in ("alg1", "joint", "official")
-    ]
-    oracle = LayerMemory(case.dimension)
-    for task, classes in enumerate(case.tasks):
-        for c in classes:
-            oracle.append(oracle.plain(c, case.threshold(task)))
-    assert np.array_equal(result[0], result[1])
-    assert np.array_equal(result[0], result[2])
-    assume(min(oracle.margins) > 1e-6)
-    assert np.abs(projector(result[0]) - projector(oracle.basis)).max() < 1e-9
-
-
-@settings(deadline=None, max_examples=25)
-@given(seed=seeds)
-def test_one_pooled_group_equals_gpm_on_the_same_samples(seed: int) -> None:
-    case = random_case(seed)
-    first = case.tasks[:1]
-    oracle = oracle_of(replace(case, tasks=first, eta=-1.0), "alg1")
-    assume(min(oracle.margins) > 1e-6)  # among others, no two prototypes are exact opposites
-    alone = learnt(GPM(epsilon=case.epsilon), first)
-    pooled = learnt(cgp(case, eta=-1.0), first)
-    as_rule = learnt(cgp(case, rule="gpm"), first)
-    assert pooled.method.state_dict()["groups"]["0"]["group_of"] == [0] * len(first[0])
-    for other in (pooled, as_rule):
-        assert np.abs(projector(basis_of(alone)) - projector(basis_of(other))).max() < 1e-9
-
-
-@settings(deadline=None, max_examples=25)
-@given(seed=seeds, size=st.integers(1, 7), rule=st.sampled_from(["alg1", "joint", "official"]))
-def test_the_order_and_the_size_of_batches_do_not_matter(seed: int, size: int, rule: str) -> None:
-    case = random_case(seed)
-    assume(min(oracle_of(case, rule).margins) > 1e-6)
-    whole = learnt(cgp(case, rule=rule), case.tasks)
-    parts = guarded(cgp(case, rule=rule), case.dimension)
-    rng = torch.Generator().manual_seed(seed)
-    for classes in case.tasks:
-        rows, labels = as_batch(classes)
-        order = torch.randperm(len(rows), generator=rng)
-        parts.end_task(list(zip(rows[order].split(size), labels[order].split(size), strict=True)))
-    assert basis_of(whole).shape == basis_of(parts).shape
-    assert np.abs(projector(basis_of(whole)) - projector(basis_of(parts))).max() < 1e-9
-
-
 def test_epsilon_one_protects_all_that_the_classes_span() -> None:
     rng = np.random.default_rng(1)
     common = rng.standard_normal((20, 4))
     tasks = [[common @ rng.standard_normal((4, 9)) for _ in range(2)] for _ in range(2)]
     tasks[1].append(rng.standard_normal((20, 3)))
-    for rule in ("joint", "official", "alg1"):
-        basis = basis_of(learnt(CGP(epsilon=1.0, eta=1.0, rule=rule, correct_only=False), tasks))
+    for reading in READINGS:
+        method = CGP(epsilon=1.0, eta=1.0, reading=reading, against="all", correct_only=False)
+        basis = basis_of(learnt(method, tasks))
         assert basis.shape[1] == 7
         assert all(held(c, basis) > 1 - 1e-12 for classes in tasks for c in classes)
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_the_released_rule_adds_less_than_the_paper_s_and_that_less_than_none(groups: int) -> None:
-    # Ten tasks of two classes: all have a part in common, and those of a group their mean.
-    rng = np.random.default_rng(0)
-    shared = rng.standard_normal((150, 30)) * 0.9 ** np.arange(30)
-    mean = rng.standard_normal((150, 1))
-    classes = []
-    for number in range(20):
-        own = rng.standard_normal((150, 20)) * 0.85 ** np.arange(20)
-        parts = shared @ rng.standard_normal((30, 60)) + 0.7 * own @ rng.standard_normal((20, 60))
-        classes.append(parts + 3 * mean * (groups == 1 or number % 2))
-    tasks = [classes[number : number + 2] for number in range(0, 20, 2)]
-    values = {"epsilon": 0.95, "energy_step": 0, "correct_only": False}
-    ranks = [
-        basis_of(learnt(CGP(**values, eta=eta, rule=rule), tasks)).shape[1]
-        for eta, rule in ((0.5, "official"), (0.5, "alg1"), (1.0, "alg1"), (0.5, "joint"))
-    ]
-    assert ranks == sorted(set(ranks)), ranks
 
 
 def test_opposite_classes_do_not_share_a_group() -> None:
@@ -289,7 +122,7 @@ def wrapped(method: CGP, tasks: list[Task]) -> Network:
 @pytest.mark.parametrize("correct_only", [True, False])
 def test_a_network_collects_with_the_head_of_the_current_task(correct_only: bool) -> None:
     tasks = [task_of_two_classes(number) for number in range(2)]
-    method = CGP(epsilon=0.95, eta=0.98, correct_only=correct_only)
+    method = CGP(epsilon=0.95, eta=0.98, correct_only=correct_only, reading="pooled")
     net = wrapped(method, tasks)
     with torch.no_grad():  # heads without the common direction of all inputs are right now and then
         for head, task in zip(net.heads, tasks, strict=True):
@@ -311,7 +144,7 @@ def test_a_network_collects_with_the_head_of_the_current_task(correct_only: bool
             if task.id == 0:
                 oracles[name].first_task(classes, 0.95, 0.98)
             else:
-                oracles[name].later_task(classes, 0.953, 0.98, "alg1")
+                oracles[name].later_task(classes, 0.953, 0.98, "capped")
     for name, oracle in oracles.items():
         basis = method.subspaces[name].basis.numpy()
         assert basis.shape == oracle.basis.shape
@@ -335,7 +168,7 @@ def test_a_method_continues_from_its_state_as_if_it_had_not_stopped() -> None:
     assert before["groups"].keys() == after["groups"].keys()
     for name in before["bases"]:
         assert torch.equal(before["bases"][name], after["bases"][name])
-        assert before["groups"][name]["columns"] == after["groups"][name]["columns"]
+        assert before["groups"][name]["group_of"] == after["groups"][name]["group_of"]
 
 
 def test_the_loss_is_cross_entropy_plus_lambda_times_the_contrast_with_new_copies() -> None:
