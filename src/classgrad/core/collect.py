@@ -130,6 +130,8 @@ def collect(
 ) -> Collected:
     """Collect layer inputs in evaluation mode, from the first `samples[site]` samples of a class.
 
+    Means, of which prototypes are made, are of the largest of these numbers at every site.
+
     Whole mixed batches go through the model, because BatchNorm may use their statistics; which
     samples count is decided afterwards. With `correct_only` only samples classified correctly count
     (BR-GTL); of a class without any, all samples do. With `pool` all samples count as class 0. The
@@ -240,12 +242,18 @@ class _Gather:
         }
 
     def _add(self, entry: ClassInputs, index: Tensor, before: int) -> None:
+        index = index[: max(0, self.max_samples - entry.count - before)]
         for name, site in self.sites.items():
-            chosen = index[: max(0, self.samples[name] - entry.count - before)]
-            if not len(chosen) or site.source not in self.seen:
+            if not len(index) or site.source not in self.seen:
                 continue
             # On the CPU, because not every device has double precision.
-            inputs = [x[chosen.to(x.device)].cpu() for x in self.seen[site.source]]
+            inputs = [x[index.to(x.device)].cpu() for x in self.seen[site.source]]
+            if not self.pool:
+                self._add_mean(entry, name, [site.matrix_input(x).flatten(1) for x in inputs])
+            count = max(0, self.samples[name] - entry.count - before)
+            inputs = [x[:count] for x in inputs]
+            if not count:
+                continue
             pending = entry.pending.setdefault(name, [])
             if pending and shapes(pending[-1]) != shapes(inputs):
                 self._flush(entry, name)
@@ -270,8 +278,6 @@ class _Gather:
                 representation.add(site.rows(x))
             else:
                 representation.add_gram(site.gram(x), count)
-        if inputs and not self.pool:
-            self._add_mean(entry, name, [site.matrix_input(x).flatten(1) for x in inputs])
 
     def _add_mean(self, entry: ClassInputs, name: str, inputs: list[Tensor]) -> None:
         flat = torch.cat(inputs, 1)

@@ -353,11 +353,17 @@ def dirichlet(alpha: float, shape: tuple[int, int], generator: Generator) -> Ten
     return (log_gamma + boost).softmax(1)
 
 
-def crop(images: Tensor, *, padding: int = 4, generator: Generator) -> Tensor:
+def crop(
+    images: Tensor,
+    *,
+    padding: int = 4,
+    generator: Generator,
+    among: tuple[int, int] | None = None,
+) -> Tensor:
     """Pad with `padding` zeros on all sides and crop each image to a random window of its old size.
 
     `images` is float (N, C, H, W); the corner of a window is drawn uniformly from (2 padding + 1)²
-    positions.
+    positions. `among` is as in `augmix`.
 
     >>> x = torch.ones(1, 1, 4, 4)
     >>> crop(x, padding=0, generator=torch.Generator()).equal(x)
@@ -366,8 +372,10 @@ def crop(images: Tensor, *, padding: int = 4, generator: Generator) -> Tensor:
     _check_images(images)
     if padding < 0:
         raise UserError(f"padding is {padding}: give 0 or more pixels")
-    count, channels, height, width = images.shape
+    channels, height, width = images.shape[1:]
+    start, count = (0, len(images)) if among is None else among
     corner = _integers(2 * padding + 1, (2, count, 1, 1, 1), generator).to(images.device)
+    corner = corner[:, start : start + len(images)]
     rows = corner[0] + torch.arange(height, device=images.device).view(-1, 1)
     columns = corner[1] + torch.arange(width, device=images.device)
     padded = F.pad(images, (padding,) * 4)
@@ -375,16 +383,19 @@ def crop(images: Tensor, *, padding: int = 4, generator: Generator) -> Tensor:
     return strips.gather(3, columns.expand(-1, channels, height, -1))
 
 
-def flip(images: Tensor, *, generator: Generator) -> Tensor:
+def flip(images: Tensor, *, generator: Generator, among: tuple[int, int] | None = None) -> Tensor:
     """Flip each image of a float (N, C, H, W) left to right with probability 1/2.
+
+    `among` is as in `augmix`.
 
     >>> x = torch.tensor([[[[0.0, 1.0]]]])
     >>> flip(x, generator=torch.Generator().manual_seed(0)).flatten().tolist() in ([0, 1], [1, 0])
     True
     """
     _check_images(images)
-    heads = _integers(2, (len(images), 1, 1, 1), generator).to(images.device)
-    return torch.where(heads == 1, images.flip(-1), images)
+    start, count = (0, len(images)) if among is None else among
+    heads = _integers(2, (count, 1, 1, 1), generator).to(images.device)
+    return torch.where(heads[start : start + len(images)] == 1, images.flip(-1), images)
 
 
 def _uniform(shape: tuple[int, ...], generator: Generator) -> Tensor:

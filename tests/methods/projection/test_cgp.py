@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from classgrad import networks
-from classgrad.data.augmix import augmix
+from classgrad.data.augmix import augmix, crop, flip
 from classgrad.errors import UserError
 from classgrad.guard.attach import Guard, attach
 from classgrad.methods import CGP, Projected, Step
@@ -19,7 +19,7 @@ from classgrad.methods.projection.refining import READINGS
 from classgrad.networks import Network
 from classgrad.tasks import Split, Task, TaskStream
 from oracles.bases import Case, LayerMemory, as_batch, held, linear_layer, projector, random_case
-from oracles.contrast import contrastive_by_loops
+from oracles.contrast import contrastive_by_loops, supervised_by_loops
 from oracles.models import normal
 from streams import step_of
 
@@ -190,6 +190,29 @@ def test_the_loss_is_cross_entropy_plus_lambda_times_the_contrast_with_new_copie
     assert CGP(contrast=0).loss(net, step()).item() == pytest.approx(entropy.item(), rel=1e-12)
 
 
+def test_copies_can_be_cropped_flipped_and_of_all_operations_and_be_classified() -> None:
+    task = task_of_two_classes(0, (1, 8, 8))
+    net = networks.build("mlp", (1, 8, 8), width=12).double()
+    net.add_task(2)
+    images, labels = task.train.images[:6], task.train.labels[:6]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    step = step_of(task, optimizer, torch.arange(6), seed=5)
+    rng = torch.Generator().manual_seed(5)
+    copies = crop(images, generator=rng)
+    copies = flip(copies, generator=rng)
+    copies = augmix(copies, severity=1, operations="all", generator=rng)
+    released = {"operations": "all", "severity": 1, "copy_crop": True, "copy_flip": True}
+    method = CGP(contrast=0, classify_copies=True, **released)
+    entropies = [nn.functional.cross_entropy(net(x, 0), labels) for x in (images, copies)]
+    assert method.loss(net, step).item() == pytest.approx(sum(entropies).item() / 2, rel=1e-12)
+    step = step_of(task, optimizer, torch.arange(6), seed=5)
+    embeddings = [net.embed(x, 0).detach().numpy() for x in (images, copies)]
+    contrast = supervised_by_loops(*embeddings, labels.numpy(), 0.5)
+    method = CGP(contrast=0.3, positives="class", **released)
+    expected = entropies[0].item() + 0.3 * contrast
+    assert method.loss(net, step).item() == pytest.approx(expected, rel=1e-12)
+
+
 def test_images_out_of_range_are_refused_before_a_task_is_learnt() -> None:
     task = task_of_two_classes(0)
     bad = replace(task, train=Split(task.train.images.clone(), task.train.labels))
@@ -220,6 +243,21 @@ def test_the_contrastive_loss_equals_the_double_loop(
     assert contrastive(z, copies, temperature).item() == pytest.approx(
         expected, rel=1e-10, abs=1e-12
     )
+
+
+@settings(deadline=None, max_examples=40)
+@given(sizes=embeddings, temperature=st.floats(0.05, 5), classes=st.integers(1, 3))
+def test_the_supervised_contrast_equals_the_double_loop(
+    sizes: tuple[int, int, int], temperature: float, classes: int
+) -> None:
+    z, copies = pair(sizes)
+    labels = torch.arange(len(z)) % classes
+    expected = supervised_by_loops(z.numpy(), copies.numpy(), labels.numpy(), temperature)
+    result = contrastive(z, copies, temperature, labels=labels)
+    assert result.item() == pytest.approx(expected, rel=1e-10, abs=1e-12)
+    z.requires_grad_()
+    contrastive(z, copies, temperature, labels=labels).backward()
+    assert z.grad.isfinite().all()
 
 
 @settings(deadline=None, max_examples=10)

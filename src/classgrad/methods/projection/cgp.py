@@ -22,13 +22,13 @@ Differences from the released code, also of the reading `released`: the cosine k
 class that adds no direction still has a prototype and a group; k is the smallest count that reaches
 ε (`gpm_compat=True` takes one less for the first basis and for those of pairs); ε stops growing at
 `energy_limit`. The AugMix copies are complete and new in every epoch, with AugMix's own nine
-operations at severity 3 (the released code: thirteen at severity 1, one chain only, drawn once);
-`severity` can be set.
+operations at severity 3. The released code has `operations=all`, `severity=1`, `copy_crop=True`,
+`copy_flip=True`, and one chain only, drawn once.
 """
 
 from collections.abc import Callable
 from dataclasses import InitVar, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -37,7 +37,7 @@ from torch.nn import functional
 
 from classgrad.core.collect import ClassInputs, Collected
 from classgrad.core.projector import Projection, SequentialProjection
-from classgrad.data.augmix import augmix, refuse_range
+from classgrad.data.augmix import augmix, crop, flip, refuse_range
 from classgrad.errors import UserError
 from classgrad.methods.base import LayerRank, Step
 from classgrad.methods.projection.budget import Budgeted
@@ -117,6 +117,21 @@ class CGP(Budgeted):
         description="bases from samples classified correctly (BR-GTL), else from any (BR-STD)",
     )
     severity: float = Field(default=3, gt=0, le=10, description="strength of AugMix, 0 to 10")
+    operations: Literal["augmix", "all"] = Field(
+        default="augmix",
+        description="AugMix's own nine operations, or all 13, with colour and brightness",
+    )
+    copy_crop: bool = Field(
+        default=False, description="crop a copy at random, 4 pixels padded, before AugMix"
+    )
+    copy_flip: bool = Field(default=False, description="flip a copy at random before AugMix")
+    classify_copies: bool = Field(
+        default=False, description="cross-entropy of copies, too, as Algorithm 1 can be read"
+    )
+    positives: Literal["copy", "class"] = Field(
+        default="copy",
+        description="what an image is pulled towards: its copy, or all images of its class",
+    )
 
     removed: ClassVar[dict[str, Migration]] = {"rule": reading_of_rule}
 
@@ -130,26 +145,41 @@ class CGP(Budgeted):
         """Refuse images that AugMix cannot handle before any is learnt."""
         super().begin_task(net, task)
         images = task.train.images
-        if self.contrast and images.is_floating_point() and images.isfinite().all():
+        uses_copies = self.contrast or self.classify_copies
+        if uses_copies and images.is_floating_point() and images.isfinite().all():
             refuse_range(images)
 
     def loss(self, net: Network, step: Step) -> Tensor:
-        """Return L_ce + λ L_con (Eq. loss); the copies do not enter L_ce."""
-        if self.contrast == 0:
+        """Return L_ce + λ L_con (Eq. loss)."""
+        if self.contrast == 0 and not self.classify_copies:
             return super().loss(net, step)
-        shard = step.shard
-        copies = augmix(
-            step.images,
-            severity=self.severity,
-            generator=step.generator,
-            among=None if shard.is_whole else (shard.start, shard.whole),
-        )
         embedding = net.embed(step.x, step.task.id)
         with net.frozen_bn_stats():  # predictions use statistics of real images
-            of_copies = net.embed(step.task.transform(copies), step.task.id)
+            of_copies = net.embed(step.task.transform(self.copies(step)), step.task.id)
         entropy = functional.cross_entropy(net.classify(embedding, step.task.id), step.y)
-        contrast = contrastive(embedding, of_copies, self.temperature, shard)
+        if self.classify_copies:
+            logits = net.classify(of_copies, step.task.id)
+            entropy = (entropy + functional.cross_entropy(logits, step.y)) / 2
+        labels = step.task.train.labels[step.batch] if self.positives == "class" else None
+        contrast = contrastive(embedding, of_copies, self.temperature, step.shard, labels)
         return entropy + self.contrast * contrast
+
+    def copies(self, step: Step) -> Tensor:
+        """Return an altered copy of every image."""
+        images, generator, shard = step.images, step.generator, step.shard
+        among = None if shard.is_whole else (shard.start, shard.whole)
+        if self.copy_crop:
+            images = crop(images, generator=generator, among=among)
+        if self.copy_flip:
+            images = flip(images, generator=generator, among=among)
+        operations = "all" if self.operations == "all" else "standard"
+        return augmix(
+            images,
+            severity=self.severity,
+            operations=operations,
+            generator=generator,
+            among=among,
+        )
 
     def refining(self) -> Reading:
         """Return the answers to the questions of base refining."""
@@ -235,12 +265,18 @@ class CGP(Budgeted):
 
 
 def contrastive(
-    embedding: Tensor, of_copies: Tensor, temperature: float, shard: Shard | None = None
+    embedding: Tensor,
+    of_copies: Tensor,
+    temperature: float,
+    shard: Shard | None = None,
+    labels: Tensor | None = None,
 ) -> Tensor:
     """Embeddings z, z' (n x d) -> mean_i -log(exp(z_i·z'_i / μ) / Σ_{k≠i} exp(z_i·z_k / μ)).
 
     Both are normalised first; k runs over all 2n embeddings but z_i itself, and only the n images
     are anchors, as in the paper's formula. With a shard of a batch, k runs over the whole batch.
+    Given the labels of the whole batch, z'_i is replaced by each other embedding of the class of i,
+    and the mean is taken over them (supervised contrast).
     """
     shard = shard or Shard(len(embedding), 0, len(embedding))
     z = functional.normalize(embedding, dim=1)
@@ -248,4 +284,11 @@ def contrastive(
     positives = torch.arange(shard.start, shard.stop, device=z.device)
     other_images = (z @ images.T / temperature).scatter(1, positives[:, None], -torch.inf)
     logits = torch.cat([z @ copies.T / temperature, other_images], dim=1)
-    return functional.cross_entropy(logits, positives)
+    if labels is None:
+        return functional.cross_entropy(logits, positives)
+    labels = labels.to(z.device)
+    alike = labels[positives][:, None] == labels
+    others = alike.scatter(1, positives[:, None], False)  # copies of the class, and other images
+    chosen = torch.cat([alike, others], dim=1)
+    shares = logits.log_softmax(1).masked_fill(~chosen, 0)
+    return -(shares.sum(1) / chosen.sum(1)).mean()
