@@ -2,8 +2,9 @@
 
 A network learns the first task of CIFAR-100. From the same weights, every line of the experiment
 `room` computes its bases, as in its run. A layer can change its output for an input only through
-the part of the input outside the layer's basis. So what is measured is the share of energy outside,
-for test images of the first task, and for training images of the second, which comes next.
+what is left of the input when it is projected as gradients are: the part outside the layer's basis.
+So what is measured is the share of energy left, for test images of the first task, and for training
+images of the second, which comes next. Lines of CGP also have the number of groups.
 """
 
 import json
@@ -22,9 +23,11 @@ from classgrad import seeds
 from classgrad.cli import fail
 from classgrad.cli.options import DataDir
 from classgrad.cli.run import progress_bar
+from classgrad.core import linalg
 from classgrad.core.layers import sites, tap
 from classgrad.errors import UserError
 from classgrad.experiments import spec as experiments
+from classgrad.methods import CGP
 from classgrad.methods.projection.base import Projected
 from classgrad.networks.network import Network
 from classgrad.runs.run import Run, load_stream
@@ -63,61 +66,74 @@ def study(
     results["seed"], results["accuracy"], results["lines"] = seed, run.record.average_accuracy, []
     for line in experiment.lines:
         with console.status(line.label):
-            bases = bases_of(Run(line.plan(experiment.benchmark, "fast", seed), stream), weights)
-        results["lines"].append({"label": line.label, "layers": layers(bases, energies)})
+            method = protected(Run(line.plan(experiment.benchmark, "fast", seed), stream), weights)
+        results["lines"].append({"label": line.label, "layers": layers(method, energies)})
     OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     console.print(f"written   {OUT}", soft_wrap=True)
 
 
-def bases_of(run: Run, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the bases of a method after the first task, with these weights."""
+def protected(run: Run, weights: dict[str, Tensor]) -> Projected:
+    """Return the method of a run after the first task, with these weights."""
     run.net.load_state_dict(weights)
     method = run.method
     assert isinstance(method, Projected)
     method.end_task(run.net, run.stream[0], seeds.generator(run.plan.seed, "samples", 0))
-    return {name: subspace.basis for name, subspace in method.subspaces.items()}
+    return method
 
 
 def grams(net: Network, task: Task, split: Split) -> dict[str, Tensor]:
     """Return C Cᵀ of the inputs of every layer for some images, in batches as in training."""
-    protected = sites(net.protected())
+    shared = sites(net.protected())
     total = {
         name: torch.zeros(site.dimension, site.dimension, dtype=torch.float64)
-        for name, site in protected.items()
+        for name, site in shared.items()
     }
     rng = torch.Generator().manual_seed(0)
-    with torch.no_grad(), net.evaluating(), tap(protected.values()) as seen:
+    with torch.no_grad(), net.evaluating(), tap(shared.values()) as seen:
         for number, index in enumerate(batches(len(split), BATCH, rng)):
             if number == IMAGES // BATCH:
                 break
             seen.clear()
             net(task.transform(split.unit_images(index)), task.id)
-            for name, site in protected.items():
+            for name, site in shared.items():
                 for x in seen[site.source]:
                     total[name] += site.gram(x)
     return total
 
 
-def layers(bases: dict[str, Tensor], energies: dict[str, dict[str, Tensor]]) -> list[Any]:
-    """Return the rank of each layer, and the share of energy that is free."""
-    return [
-        {
-            "name": name,
-            "dimension": len(basis),
-            "rank": basis.shape[1],
-            **{kind: free_share(basis, of[name]) for kind, of in energies.items()},
-        }
-        for name, basis in bases.items()
-    ]
+def layers(method: Projected, energies: dict[str, dict[str, Tensor]]) -> list[Any]:
+    """Return the rank of each layer, the share of energy that is free, and numbers of groups."""
+    result = []
+    for name, subspace in method.subspaces.items():
+        free = {kind: free_share(remover(method, name), of[name]) for kind, of in energies.items()}
+        layer = {"name": name, "dimension": subspace.dimension, "rank": subspace.rank, **free}
+        if isinstance(method, CGP) and method.similarity < 1:
+            layer["groups"] = len(set(method.groups[name].group_of))
+            if method.groups[name].bases:
+                layer["ranks"] = [basis.shape[1] for basis in method.groups[name].bases]
+        result.append(layer)
+    return result
 
 
-def free_share(basis: Tensor, gram: Tensor) -> float:
-    """Return 1 - |Sᵀ C|² / |C|² for a basis S and C Cᵀ.
+def remover(method: Projected, site: str) -> Tensor:
+    """Return the matrix that projects a gradient of a site: I - S Sᵀ, or a product of such."""
+    subspace = method.subspaces[site]
+    bases = [subspace.basis]
+    if isinstance(method, CGP) and method.refining().projection == "in_turn":
+        bases = method.groups[site].bases
+    product = torch.eye(subspace.dimension, dtype=torch.float64)
+    for basis in bases:
+        product = linalg.remove(product, basis)
+    return product
 
-    >>> free_share(torch.eye(3)[:, :1], torch.diag(torch.tensor([3.0, 1.0, 0.0])))
+
+def free_share(projection: Tensor, gram: Tensor) -> float:
+    """Return |C projected|² / |C|² for C Cᵀ.
+
+    >>> free_share(torch.diag(torch.tensor([0.0, 1, 1])), torch.diag(torch.tensor([3.0, 1, 0])))
     0.25
     """
-    return 1 - float(((gram @ basis) * basis).sum() / gram.trace())
+    return float((projection.T @ gram @ projection).trace() / gram.trace())
 
 
 if __name__ == "__main__":

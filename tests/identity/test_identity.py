@@ -16,9 +16,11 @@ import torch
 
 from classgrad import CGP, Learner, defaults, run
 from classgrad.errors import UserError
+from classgrad.experiments.jobs import jobs_of_plans
 from classgrad.learner import learner as learner_module
 from classgrad.runs import spec
 from classgrad.runs.record import RunRecord
+from classgrad.runs.run import run_folder
 from classgrad.training import config
 from defaults_table import changes, of_code
 from learner.stored_states import points
@@ -208,12 +210,13 @@ def test_a_value_that_can_no_longer_be_had_is_refused_by_name(tmp_path, monkeypa
 
 def test_values_that_are_defaults_by_now_are_those_of_the_same_run(monkeypatch):
     """A recipe gives momentum 0.9; when that becomes the default, nothing is orphaned."""
-    before = spec.make_plan("split-digits", "cgp", seed=3, values=VALUES)
+    values = {**VALUES, "reading": "pooled"}  # the default of then
+    before = spec.make_plan("split-digits", "cgp", seed=3, values=values)
     assert spec.identity(before.as_dict())["training"]["momentum"] == 0.9
     versions, old = defaults.tables()
     after = {**versions, max(versions) + 1: {"training": {"momentum": 0.9}}}
     monkeypatch.setattr(defaults, "tables", lambda: (after, old))
-    now = spec.make_plan("split-digits", "cgp", seed=3, values=VALUES)
+    now = spec.make_plan("split-digits", "cgp", seed=3, values=values)
     assert "momentum" not in now.identity()["training"]
     assert now.describes(before.as_dict())
     assert now.folder_name() == before.folder_name() == FOLDER
@@ -226,8 +229,9 @@ def test_after_a_new_default_the_old_value_and_the_new_are_two_runs(monkeypatch)
     monkeypatch.setattr(defaults, "tables", lambda: (after, old))
     for module in (config, spec):
         monkeypatch.setattr(module, "Training", training)
-    usual = spec.make_plan("split-digits", "cgp", seed=3, values=VALUES)
-    explicit = spec.make_plan("split-digits", "cgp", seed=3, values={**VALUES, "weight_decay": 0.0})
+    values = {**VALUES, "reading": "pooled"}  # the default of then
+    usual = spec.make_plan("split-digits", "cgp", seed=3, values=values)
+    explicit = spec.make_plan("split-digits", "cgp", seed=3, values={**values, "weight_decay": 0.0})
     assert usual.folder_name() != explicit.folder_name() == FOLDER
     assert not usual.describes(explicit.as_dict())
 
@@ -256,3 +260,19 @@ def test_a_file_of_newer_defaults_is_refused(tmp_path):
         spec.Plan.from_dict({**record.settings(), "defaults": 99})
     with pytest.raises(UserError, match="damaged"):
         spec.Plan.from_dict({**record.settings(), "defaults": "two"})
+
+
+def test_tables_take_no_run_that_was_started_with_other_defaults(tmp_path):
+    """The same command finds such a run, but in a table it would be another line."""
+    shutil.copytree(DATA / "finished" / FOLDER, tmp_path / FOLDER)
+    plan = spec.make_plan("split-digits", "cgp", seed=3, values=VALUES)
+    record = RunRecord.load(tmp_path / FOLDER)
+    assert plan.describes(record.settings())
+    assert run_folder(tmp_path, plan).name == FOLDER
+    assert not plan.has_values(record.settings())
+    (job,) = jobs_of_plans([("now", plan)], tmp_path)
+    assert job.folder.name != FOLDER
+    assert job.state() == "missing"
+    then = spec.make_plan("split-digits", "cgp", seed=3, values={**VALUES, "reading": "pooled"})
+    (job,) = jobs_of_plans([("then", then)], tmp_path)
+    assert (job.folder.name, job.state()) == (FOLDER, "done")

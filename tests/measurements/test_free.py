@@ -8,7 +8,10 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks import free
+from classgrad.core.subspace import Subspace
 from classgrad.experiments import spec as experiments
+from classgrad.methods import CGP
+from classgrad.methods.projection.refining import Groups
 from classgrad.runs.record import RunRecord
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
@@ -55,8 +58,14 @@ def test_a_share_is_what_projection_leaves():
     rng = torch.Generator().manual_seed(0)
     x = torch.rand(40, 9, generator=rng, dtype=torch.float64)
     basis = torch.linalg.qr(torch.rand(9, 4, generator=rng, dtype=torch.float64))[0]
+    other = torch.linalg.qr(torch.rand(9, 2, generator=rng, dtype=torch.float64))[0]
+    method = CGP(reading="released")
+    method.subspaces["a"] = Subspace(basis)
+    method.groups["a"] = groups = Groups()
+    groups.bases = [basis, other]
     rest = x - x @ basis @ basis.T
-    share = free.free_share(basis, x.T @ x)
+    rest = rest - rest @ other @ other.T
+    share = free.free_share(free.remover(method, "a"), x.T @ x)
     assert share == pytest.approx(float(rest.square().sum() / x.square().sum()))
 
 

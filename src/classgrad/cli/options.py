@@ -137,8 +137,8 @@ def parse_seeds(text: str, option: str = "--seed") -> list[int]:
 def parse_settings(given: list[str]) -> dict[str, Any]:
     """Parse NAME=VALUE pairs; a value is JSON if it parses as such, else a string.
 
-    >>> parse_settings(["eta=0.8", "rule=joint", "correct_only=false"])
-    {'eta': 0.8, 'rule': 'joint', 'correct_only': False}
+    >>> parse_settings(["eta=0.8", "reading=text", "correct_only=false"])
+    {'eta': 0.8, 'reading': 'text', 'correct_only': False}
     """
     values: dict[str, Any] = {}
     for pair in given:

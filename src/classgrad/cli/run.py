@@ -67,6 +67,12 @@ def run(
         ),
     ] = None,
     out: Out = "runs",
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the run's folder, for one run; by default made from its settings."
+        ),
+    ] = None,
     data_dir: DataDir = None,
     resume: Annotated[
         bool,
@@ -134,6 +140,8 @@ def run(
             for n in seeds
             for plan in make_plans(benchmark, method, network, recipe, n, values)
         ]
+        if name is not None and (len(plans) > 1 or name != Path(name).name):
+            raise UserError(f"--name is the name of one run's folder (got '{shown(name)}')")
         if send and (as_json or len(plans) > 1):
             raise UserError("--progress json is for one run: give one method and seed, no --json")
         refuse_other_processes(plans, {"--device": device, "--fresh": fresh, "--resume": resume})
@@ -143,11 +151,14 @@ def run(
         if results.url and (fresh or tensorboard or world().size > 1):
             needs = "--fresh, --tensorboard and torchrun need a folder"
             raise UserError(f"{needs} for the results (got '{shown(out)}')")
-        jobs = results.look_up([Job(plan, run_folder(results.folder, plan)) for plan in plans])
+        folders = [
+            results.folder / name if name else run_folder(results.folder, plan) for plan in plans
+        ]
+        jobs = results.look_up(list(map(Job, plans, folders)))
         if resume and not any(has_saved_state(job.folder) for job in jobs):
             raise UserError(f"nothing to resume in '{out}': leave out --resume")
         if send:
-            send({"folder": jobs[0].place})
+            send({"folder": jobs[0].place, "plan": plans[0].folder_name()})
         # No markup: names may contain brackets.
         console = Console(stderr=as_json, markup=False, quiet=not is_main_process)
 
@@ -192,8 +203,8 @@ def run(
         print(json.dumps(contents[0] if len(contents) == 1 else contents, indent=1))
         return
     show_records(console, records)
-    folders = ", ".join(job.place for job in jobs) if len(jobs) < 9 else out
-    console.print(f"records   {folders}", soft_wrap=True)
+    places = ", ".join(job.place for job in jobs) if len(jobs) < 9 else out
+    console.print(f"records   {places}", soft_wrap=True)
     if not results.url:
         file = Path(out) / "matrices.png" if len(jobs) > 1 else jobs[0].folder / "matrix.png"
         picture = draw_matrices(records[: len(records) // len(seeds)], file)

@@ -58,7 +58,7 @@ class Job:
             record = RunRecord.load(self.folder)
         except UserError:  # the run itself will report what is wrong with it
             return None
-        return record if self.plan.describes(record.settings()) else None
+        return record if self.plan.has_values(record.settings()) else None
 
     def state(self) -> State:
         """Return whether it is done, was cut short and can be resumed, or has not begun."""
@@ -72,7 +72,8 @@ class Job:
 class Status:
     """The progress of a job, from the messages of the process that runs it.
 
-    A message is a JSON object. The first of `classgrad run` has `folder`, the place of the job.
+    A message is a JSON object. The first of `classgrad run` has `folder`, the
+    place of the job, and `plan`, which stands for its settings.
     During the run it has `task`, `tasks`, `done` (a share of the whole), and `accuracy` and
     `transfer` of the tasks learnt so far; or `tell`, a line for the user. The last message has
     `end`, which is `done`, `failed`, `busy` or `stopped`, and `why`.
@@ -178,7 +179,7 @@ def jobs_of_plans(labelled: Iterable[tuple[str, Plan]], out: Path) -> list[Job]:
     plans: dict[Path, Plan] = {}
     labels: dict[Path, dict[str, None]] = {}
     for label, plan in labelled:
-        folder = run_folder(out, plan)
+        folder = run_folder(out, plan, same_values=True)
         plans[folder] = plan
         labels.setdefault(folder, {})[label] = None
     return [Job(plan, folder, tuple(labels[folder])) for folder, plan in plans.items()]

@@ -90,7 +90,7 @@ class Experiment(BaseModel):
             label: [
                 record
                 for record in records
-                if replace(plan, seed=record.seed).describes(record.settings())
+                if replace(plan, seed=record.seed).has_values(record.settings())
             ]
             for label, plan in plans.items()
         }

@@ -101,8 +101,12 @@ def load_stream(plan: Plan, data_dir: Path | str | None = None) -> TaskStream:
     return benchmarks.load(plan.benchmark, root, plan.seed, **plan.benchmark_options)
 
 
-def run_folder(out: Path | str, plan: Plan) -> Path:
-    """Return the folder of a run inside `out`; it is made when something is written to it."""
+def run_folder(out: Path | str, plan: Plan, *, same_values: bool = False) -> Path:
+    """Return the folder of a run inside `out`; it is made when something is written to it.
+
+    A run that was started with other defaults is found, too, except with `same_values`.
+    """
+    is_of_plan = plan.has_values if same_values else plan.describes
     for place in (Path(out), *Path(out).parents):
         if place.exists():
             if not place.is_dir():
@@ -113,7 +117,7 @@ def run_folder(out: Path | str, plan: Plan) -> Path:
         return named
     # A run started by an earlier version may have another name for the same settings.
     for folder in sorted(Path(out).glob(f"{glob.escape(plan.folder_prefix())}*")):
-        if has_saved_state(folder) and plan.describes(saved_settings(folder)):
+        if has_saved_state(folder) and is_of_plan(saved_settings(folder)):
             return folder
     return named
 

@@ -109,10 +109,20 @@ class Plan:
         """
         if not values or values["method"]["name"] != self.method.name:
             return False
-        kind = type(self.method)
-        return identity(values, kind) == self.identity() or (
-            identity(values, kind, version=1) == identity(self.as_dict(), kind, version=1)
+        same_given = identity(values, type(self.method)) == self.identity()
+        return same_given or self.has_values(values)
+
+    def has_values(self, values: Mapping[str, Any]) -> bool:
+        """Tell whether values, as a record has them, all are those of this plan.
+
+        Unlike `describes`, this excludes runs that were started with other defaults.
+        """
+        if not values or values["method"]["name"] != self.method.name:
+            return False
+        ours, theirs = (
+            identity(part, type(self.method), version=1) for part in (self.as_dict(), values)
         )
+        return ours == theirs
 
     def folder_name(self) -> str:
         """Return a name that differs between runs that differ in any value.

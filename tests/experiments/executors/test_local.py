@@ -122,7 +122,7 @@ def test_the_arguments_name_all_options_and_the_folder_of_the_job(jobs, tmp_path
     monkeypatch.delenv("CLASSGRAD_DATA", raising=False)
     options = Options(4, 3, tmp_path / "data", 2.5, "cuda")
     taken, plan = parsed(jobs[0], options)
-    assert run_folder(taken["out"], plan) == jobs[0].folder
+    assert Path(taken["out"]) / taken["name"] == jobs[0].folder == run_folder(taken["out"], plan)
     assert (taken["threads"], taken["save_minutes"], taken["device"]) == (3, 2.5, "cuda")
     assert (taken["data_dir"], taken["progress"]) == (tmp_path / "data", "json")
     remote = replace(jobs[0], url=f"s3://bucket/a/{jobs[0].folder.name}")
@@ -196,7 +196,7 @@ def test_failed_busy_and_crashed_jobs_do_not_stop_the_others(worker, jobs):
 
 
 def test_a_process_that_would_run_something_else_is_killed(worker, jobs):
-    worker('print(\'{"folder": "elsewhere"}\', flush=True)\nimport time; time.sleep(60)')
+    worker('print(\'{"plan": "another"}\', flush=True)\nimport time; time.sleep(60)')
     (status,) = execute(jobs[:1], Options(), Watcher())
     assert (status.state, status.why, status.starts) == ("failed", local.CHANGED, 1)
 

@@ -22,6 +22,7 @@ class Worker:
 
     def __init__(self, status: Status, options: Options) -> None:
         self.status = status
+        self._plan = status.job.plan.folder_name()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the process has ended
         self._rest = b""  # the beginning of a line that is not complete yet
         self._end: dict[str, Any] | None = None  # its last message
@@ -44,7 +45,7 @@ class Worker:
             while chunk := os.read(self.output.fileno(), 2**16):
                 *lines, self._rest = (self._rest + chunk).split(b"\n")
                 for message in map(json.loads, lines):
-                    if message.get("folder", self.status.job.place) != self.status.job.place:
+                    if message.get("plan", self._plan) != self._plan:
                         self.process.kill()
                         self._end = {"end": "failed", "why": CHANGED}
                     elif "end" in message:
@@ -98,6 +99,7 @@ def arguments(job: Job, options: Options) -> list[str]:
         "--recipe": plan.given["recipe"],
         "--seed": plan.seed,
         "--out": job.folder.parent if job.url is None else job.url.rpartition("/")[0],
+        "--name": job.folder.name,
         "--data-dir": options.data_dir,
         "--threads": options.threads,
         "--save-minutes": options.save_minutes,

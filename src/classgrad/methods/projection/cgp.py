@@ -181,6 +181,11 @@ class CGP(Budgeted):
             among=among,
         )
 
+    @property
+    def groups(self) -> dict[str, Groups]:
+        """Groups of similar classes by site."""
+        return self._groups
+
     def refining(self) -> Reading:
         """Return the answers to the questions of base refining."""
         given = {name: getattr(self, name) for name in ("first_task", "count", "against")}

@@ -24,7 +24,7 @@ class PublishedLine:
 
     def is_of(self, record: RunRecord) -> bool:
         """Tell whether the figures are for this run."""
-        return replace(self.plan, seed=record.seed).describes(record.settings())
+        return replace(self.plan, seed=record.seed).has_values(record.settings())
 
 
 @dataclass(frozen=True)
