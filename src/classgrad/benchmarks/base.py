@@ -18,7 +18,6 @@ from classgrad.errors import UserError
 from classgrad.settings import Settings
 from classgrad.tasks import Split, Task, TaskStream, Transform, unchanged
 
-
 HELD_OUT_NOTE = "judged on held-out training images"
 
 
@@ -128,9 +127,7 @@ class Normalise:
         return images.expand(-1, self.channels, -1, -1) if self.channels else images
 
 
-def load_both(
-    name: str, root: Path | None, held_out: float | None = None
-) -> tuple[Images, Images]:
+def load_both(name: str, root: Path | None, held_out: float | None = None) -> tuple[Images, Images]:
     """Return the training and the test data of a dataset.
 
     With `held_out`, that share of the training data takes the place of the test data, which are not
