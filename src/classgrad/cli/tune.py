@@ -173,7 +173,29 @@ def outcome_table(outcome: "Outcome") -> "Table":
 
 def check_writable(path: Path, studies: "list[Study]") -> None:
     """Refuse, before anything is run, a recipe file that choices could not be written into."""
+    from classgrad.experiments.tune import with_choice
+
+    text = read_recipe(path)
+    for study in studies:
+        for point in study.points():
+            with_choice(text, study, point, "file")
 
 
 def write_choice(path: Path, outcome: "Outcome", file: Path) -> None:
     """Write the chosen values of a study into a recipe file, with the name of the study's file."""
+    from classgrad.experiments.tune import with_choice
+    from classgrad.files import write_atomic
+
+    assert outcome.choice is not None
+    text = with_choice(read_recipe(path), outcome.study, outcome.choice, file.as_posix())
+    write_atomic(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def read_recipe(path: Path) -> str:
+    """Return the text of a recipe file; refuse what is none."""
+    from classgrad.runs import recipes
+
+    if path.suffix != ".toml":
+        raise UserError(f"--write takes a recipe file that ends in .toml (got '{shown(path)}')")
+    recipes.load(str(path.absolute()))  # not by name: fast.toml is that file
+    return path.read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ option `held_out`, which leaves the test images alone, and seeds from `FIRST_SEE
 import itertools
 import json
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +16,11 @@ from typing import Any
 from classgrad.errors import UserError, shown
 from classgrad.experiments.jobs import Job, Status
 from classgrad.files import write_atomic
+from classgrad.runs.recipes import Recipe, edit
 from classgrad.runs.record import MeanStd, RunRecord, mean_std
 from classgrad.runs.run import run_folder
 from classgrad.runs.spec import Plan, make_plan
+from classgrad.settings import Settings
 
 FIRST_SEED = 100  # smaller ones are for tables
 TOLERANCE = 0.1  # points of accuracy by which a point may be below the best and still be chosen
@@ -326,3 +329,32 @@ def _studies(path: Path) -> list[dict[str, Any]]:
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     names = ("benchmark", "method", "network", "recipe", "fixed", "grid", "seeds", "held_out")
     return all(one.get(name) == other.get(name) for name in names)
+
+
+def with_choice(text: str, study: Study, choice: Values, file: str) -> str:
+    """Return the text of a recipe with the chosen values of a study, for its method alone.
+
+    The changed lines name the study's file. Every value is checked to take effect.
+    """
+    plan = study.plan(choice, study.seeds[0])
+    recipe = Recipe(**{"name": "", **tomllib.loads(text)})
+    values: dict[tuple[str, ...], Any] = {}
+    for name, value in choice.items():
+        part = part_of(plan, name)
+        if part not in ("method", "training"):
+            raise UserError(f"a recipe has no {name} for one method alone: write it there by hand")
+        kind: type[Settings] = type(getattr(plan, part))
+        present = recipe.values(part, study.benchmark, study.method)
+        same = [key for key in present if kind.field_of(key) == kind.field_of(name)]
+        key = same[-1] if same else kind.field_of(name)  # the recipe may have an alias
+        values[(key,) if part == "method" else (part, key)] = value
+    text = edit.set_values(text, study.benchmark, study.method, values, file)
+    recipe = Recipe(**{"name": "", **tomllib.loads(text)})
+    for keys, value in values.items():
+        part = "training" if len(keys) > 1 else "method"
+        if recipe.values(part, study.benchmark, study.method)[keys[-1]] != value:
+            raise UserError(
+                f"a later line of the recipe overrides {keys[-1]} of {study.method} on "
+                f"{study.benchmark}: write it there by hand"
+            )
+    return text
