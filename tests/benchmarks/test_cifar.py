@@ -50,7 +50,7 @@ def small(per_class: int) -> Images:
 
 @pytest.fixture
 def without_files(monkeypatch):
-    monkeypatch.setattr(cifar, "load_both", lambda name, root: (small(20), small(3)))
+    monkeypatch.setattr(cifar, "load_both", lambda *_: (small(20), small(3)))
 
 
 @pytest.mark.parametrize("tasks", [5, 10, 20])
@@ -115,7 +115,7 @@ def test_both_layouts_hold_the_same_bytes_in_other_places(without_files, monkeyp
     noise = torch.randint(0, 256, (300, 3, 32, 32), generator=rng, dtype=torch.uint8)
     part = small(3)
     noisy = Images(noise, part.labels, part.class_names, part.coarse, part.coarse_names)
-    monkeypatch.setattr(cifar, "load_both", lambda name, root: (noisy, noisy))
+    monkeypatch.setattr(cifar, "load_both", lambda *_: (noisy, noisy))
     plain = benchmarks.cifar100_superclass(layout="image").test(2).images
     mixed = benchmarks.cifar100_superclass(layout="scrambled").test(2).images
     assert not torch.equal(plain, mixed)

@@ -49,7 +49,7 @@ def test_split_mnist_has_two_digits_in_every_task(monkeypatch):
 def test_five_datasets_come_in_order_with_their_own_normalisation(monkeypatch):
     asked = []
 
-    def load(name, root):
+    def load(name, root, held_out):
         asked.append(name)
         shape = (3, 32) if name in ("cifar10", "svhn") else (1, 28)
         return small(20, *shape, note=f"{name} subset"), small(3, *shape)
@@ -74,7 +74,7 @@ def test_five_datasets_prefers_notmnist_in_the_split_of_gpm(monkeypatch, tmp_pat
     (tmp_path / "notmnist" / "notmnist_train.pkl").write_bytes(b"")
     asked = []
 
-    def load(name, root):
+    def load(name, root, held_out):
         asked.append(name)
         if name in ("mnist", "fashion_mnist"):
             return small(20, 1, 28), small(3, 1, 28)

@@ -4,7 +4,7 @@ A stream splits the classes of a dataset into tasks, or permutes its pixels.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,8 +14,11 @@ from torch.nn import functional
 
 from classgrad import data, seeds
 from classgrad.data import Images
+from classgrad.errors import UserError
 from classgrad.settings import Settings
 from classgrad.tasks import Split, Task, TaskStream, Transform, unchanged
+
+HELD_OUT_NOTE = "judged on held-out training images"
 
 
 class BenchmarkSettings(Settings):
@@ -37,6 +40,18 @@ class BenchmarkSettings(Settings):
         ge=1,
         description="at most this many test images per class, for quick runs",
     )
+    held_out: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="judge on this share of each class's training images instead of the test "
+        "images, to choose settings",
+    )
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the notes of every stream with these options say."""
+        return () if self.held_out is None else (HELD_OUT_NOTE,)
 
     def reduce(self, test: Split) -> Split:
         """Return the test data, with at most `test_per_class` images per class."""
@@ -112,10 +127,48 @@ class Normalise:
         return images.expand(-1, self.channels, -1, -1) if self.channels else images
 
 
-def load_both(name: str, root: Path | None) -> tuple[Images, Images]:
-    """Return the training and the test data of a dataset."""
+def load_both(name: str, root: Path | None, held_out: float | None = None) -> tuple[Images, Images]:
+    """Return the training and the test data of a dataset.
+
+    With `held_out`, that share of the training data takes the place of the test data, which are not
+    read.
+    """
     folder = data.data_dir(root)
-    return data.load(name, folder, "train"), data.load(name, folder, "test")
+    train = data.load(name, folder, "train")
+    if held_out is None:
+        return train, data.load(name, folder, "test")
+    rest, held = hold_out(train.labels, held_out)
+
+    def part(index: Tensor, note: str) -> Images:
+        coarse = None if train.coarse is None else train.coarse[index]
+        images, labels = train.images[index], train.labels[index]
+        return replace(train, images=images, labels=labels, coarse=coarse, note=note)
+
+    return part(rest, train.note), part(held, "")
+
+
+def hold_out(labels: Tensor, share: float, *purpose: str | int) -> tuple[Tensor, Tensor]:
+    """Return the indices of training images and of those held out, a share of each class.
+
+    No seed of a run has a part in the choice, so that all runs are judged on the same images. Both
+    parts have at least one image of each class, and are in order.
+
+    >>> rest, held = hold_out(torch.tensor([0] * 10 + [1] * 5), 0.2)
+    >>> len(rest), (held < 10).sum().item(), (held >= 10).sum().item()
+    (12, 2, 1)
+    """
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique().tolist():
+        indices = (labels == label).nonzero().flatten()
+        if len(indices) < 2:
+            raise UserError(
+                f"held_out {share:g} needs at least 2 training images of each class, and class "
+                f"{label} has 1: add images or leave held_out away"
+            )
+        rng = seeds.generator(0, "held out", *purpose, label)
+        count = min(max(1, round(len(indices) * share)), len(indices) - 1)
+        held[indices[torch.randperm(len(indices), generator=rng)[:count]]] = True
+    return (~held).nonzero().flatten(), held.nonzero().flatten()
 
 
 def select_classes(split: Split, classes: Sequence[int]) -> Split:
@@ -148,7 +201,7 @@ def split_classes(
         title = task_names[number] if task_names else " ".join(names)
         tasks.append(Task(number, title, names, train_split, valid, transform))
         tests.append(options.reduce(select_classes(test, group)))
-    return TaskStream(name, tasks, tests, notes, options.model_dump())
+    return TaskStream(name, tasks, tests, [*options.remarks, *notes], options.model_dump())
 
 
 def permute_pixels(
@@ -171,7 +224,8 @@ def permute_pixels(
         order = torch.arange(pixels) if number == 0 else torch.randperm(pixels, generator=rng)
         title = f"order {number + 1}"
         tasks.append(Task(number, title, tuple(class_names), train_split, valid, Permute(order)))
-    return TaskStream(name, tasks, [options.reduce(test)] * count, notes, options.model_dump())
+    tests, notes = [options.reduce(test)] * count, [*options.remarks, *notes]
+    return TaskStream(name, tasks, tests, notes, options.model_dump())
 
 
 def chunks(order: Tensor, count: int) -> list[list[int]]:

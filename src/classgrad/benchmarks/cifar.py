@@ -50,7 +50,7 @@ class SuperclassOptions(BenchmarkSettings):
 def split_cifar100(root: Path | None = None, seed: int = 1, **values: Any) -> TaskStream:
     """The classes of CIFAR-100 in 5, 10 or 20 tasks; channels normalised as GPM and CGP do."""
     options = SplitCifar100Options(**values)
-    train, test = load_both("cifar100", root)
+    train, test = load_both("cifar100", root, options.held_out)
     order = torch.arange(100)
     if options.class_order == "shuffled":
         order = torch.randperm(100, generator=seeds.generator(seed, "classes"))
@@ -77,7 +77,7 @@ def split_cifar100(root: Path | None = None, seed: int = 1, **values: Any) -> Ta
 def cifar100_superclass(root: Path | None = None, seed: int = 1, **values: Any) -> TaskStream:
     """Twenty tasks, each of the five classes of a superclass; pixels in [0, 1], not normalised."""
     options = SuperclassOptions(**values)
-    train, test = load_both("cifar100", root)
+    train, test = load_both("cifar100", root, options.held_out)
     superclass_of = superclasses(train)
     order = ORDERS[options.task_order]
     arrange = scramble if options.layout == "scrambled" else torch.Tensor.contiguous

@@ -13,7 +13,13 @@ import torch
 from pydantic import Field
 
 from classgrad import seeds
-from classgrad.benchmarks.base import BenchmarkSettings, chunks, permute_pixels, split_classes
+from classgrad.benchmarks.base import (
+    BenchmarkSettings,
+    chunks,
+    hold_out,
+    permute_pixels,
+    split_classes,
+)
 from classgrad.tasks import Split, TaskStream
 
 # Test images are the same for all seeds, so that runs are comparable.
@@ -40,7 +46,7 @@ def permuted_digits(root: Path | None = None, seed: int = 1, **values: Any) -> T
     (5, (1, 8, 8), ('0', '1', '2'))
     """
     options = PermutedDigitsOptions(**values)
-    train, test = digits()
+    train, test = digits(options.held_out)
     names = [str(digit) for digit in range(10)]
     return permute_pixels("permuted-digits", train, test, names, options.tasks, options, seed)
 
@@ -52,18 +58,24 @@ def split_digits(root: Path | None = None, seed: int = 1, **values: Any) -> Task
     ['0 1', '2 3', '4 5', '6 7', '8 9']
     """
     options = SplitDigitsOptions(**values)
-    train, test = digits()
+    train, test = digits(options.held_out)
     groups = chunks(torch.arange(10), options.tasks)
     names = [str(digit) for digit in range(10)]
     return split_classes("split-digits", train, test, groups, names, options, seed)
 
 
-def digits() -> tuple[Split, Split]:
-    """Return the digits as uint8 images (n, 1, 8, 8): training and test."""
+def digits(held_out: float | None = None) -> tuple[Split, Split]:
+    """Return the digits as uint8 images (n, 1, 8, 8): training and test.
+
+    With `held_out`, that share of the training images takes the place of the test images.
+    """
     with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as file:
         dots, labels = torch.from_numpy(file["images"]), torch.from_numpy(file["labels"]).long()
     images = dots.double().mul(255 / 16).round().to(torch.uint8).unsqueeze(1)
     order = torch.randperm(len(labels), generator=seeds.generator(0, "digits", "test"))
     count = round(len(labels) * TEST_SHARE)
     test, train = order[:count], order[count:]
+    if held_out is not None:
+        rest, held = hold_out(labels[train], held_out)
+        test, train = train[held], train[rest]
     return Split(images[train], labels[train]), Split(images[test], labels[test])

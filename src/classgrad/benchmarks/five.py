@@ -32,14 +32,14 @@ def five_datasets(root: Path | None = None, seed: int = 1, **values: Any) -> Tas
     options = FiveDatasetsOptions(**values)
     tasks: list[Task] = []
     tests: list[Split] = []
-    notes: list[str] = []
+    notes = list(options.remarks)
     for number, (name, transform) in enumerate(DATASETS.items()):
         if (
             name == "notmnist"
             and (data.data_dir(root) / "notmnist" / "notmnist_train.pkl").exists()
         ):
             name, transform = "notmnist32", NOTMNIST32
-        train, test = load_both(name, root)
+        train, test = load_both(name, root, options.held_out)
         title = data.describe(name).title.split(" at ")[0]
         train_split, valid = options.divide(
             Split(train.images, train.labels), seeds.generator(seed, "valid", number)

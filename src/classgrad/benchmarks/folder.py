@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from classgrad import seeds
-from classgrad.benchmarks.base import BenchmarkSettings, Normalise
+from classgrad.benchmarks.base import BenchmarkSettings, Normalise, hold_out
 from classgrad.data.pictures import Pictures, read_class_folders, unreadable
 from classgrad.errors import UserError, shown
 from classgrad.tasks import Split, Task, TaskStream
@@ -43,7 +43,13 @@ def folder(path: Path, seed: int = 1, **values: Any) -> TaskStream:
     for number, task_folder in enumerate(_folders(path)):
         pictures = _read(task_folder, options.image_size)
         images, labels = pictures.images, pictures.labels
-        train, test = _divide(labels, options.test_fraction, seeds.generator(seed, "test", number))
+        # The test images of seed 1 are never used to choose settings.
+        test_seed = seed if options.held_out is None else 1
+        rng = seeds.generator(test_seed, "test", number)
+        train, test = _divide(labels, options.test_fraction, rng)
+        if options.held_out is not None:
+            rest, held = hold_out(labels[train], options.held_out, number)
+            train, test = train[rest], train[held]
         names = tuple(f"{task_folder.name}/{name}" for name in pictures.class_names)
         train_split, valid = options.divide(
             Split(images[train], labels[train]), seeds.generator(seed, "valid", number)
@@ -52,7 +58,7 @@ def folder(path: Path, seed: int = 1, **values: Any) -> TaskStream:
         transform = Normalise([0.5, 0.5, 0.5], [0.25, 0.25, 0.25])
         tasks.append(Task(number, task_folder.name, names, train_split, valid, transform))
         tests.append(options.reduce(Split(images[test], labels[test])))
-    return TaskStream(f"folder:{path}", tasks, tests, options=options.model_dump())
+    return TaskStream(f"folder:{path}", tasks, tests, options.remarks, options.model_dump())
 
 
 def _folders(path: Path) -> list[Path]:

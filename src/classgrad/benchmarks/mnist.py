@@ -34,7 +34,7 @@ class SplitMnistOptions(BenchmarkSettings):
 def permuted_mnist(root: Path | None = None, seed: int = 1, **values: Any) -> TaskStream:
     """All ten digits in every task, each with its own order of the pixels; natural in the first."""
     options = PermutedMnistOptions(**values)
-    train, test = load_both("mnist", root)
+    train, test = load_both("mnist", root, options.held_out)
     return permute_pixels(
         "permuted-mnist",
         Split(train.images, train.labels),
@@ -50,7 +50,7 @@ def permuted_mnist(root: Path | None = None, seed: int = 1, **values: Any) -> Ta
 def split_mnist(root: Path | None = None, seed: int = 1, **values: Any) -> TaskStream:
     """Two digits in each of five tasks, in their natural order."""
     options = SplitMnistOptions(**values)
-    train, test = load_both("mnist", root)
+    train, test = load_both("mnist", root, options.held_out)
     return split_classes(
         "split-mnist",
         Split(train.images, train.labels),

@@ -1,4 +1,4 @@
-"""The command line: runs (run, list, show, report, watch, reproduce, sweep, data) and learners.
+"""The command line: runs (run, show, report, watch, reproduce, sweep, tune, ...) and learners.
 
 Commands import torch and other slow packages when they are called, so that --help stays fast.
 """
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from classgrad.cli import data, info, learn, predict, report, reproduce, run, show
+from classgrad.cli import data, info, learn, predict, report, reproduce, run, show, tune
 from classgrad.cli.options import HINTS, error_message
 from classgrad.errors import Stopped, UserError, shown
 
@@ -40,7 +40,9 @@ app.command("list", epilog=show.LIST_EXAMPLES)(show.list_tables)
 app.command(epilog=show.SHOW_EXAMPLES)(show.show)
 app.command(epilog=report.REPORT_EXAMPLES)(report.report)
 app.command(epilog=report.WATCH_EXAMPLES)(report.watch)
-for group in (reproduce.app, learn.app, predict.app, info.app):
+app.registered_commands += reproduce.app.registered_commands
+app.command(epilog=tune.EXAMPLES)(tune.tune)
+for group in (learn.app, predict.app, info.app):
     app.registered_commands += group.registered_commands
 app.command(epilog=info.EXPORT_EXAMPLES)(info.export)
 app.add_typer(data.app, name="data")

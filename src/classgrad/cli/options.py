@@ -89,9 +89,18 @@ def make_plans(
     values: dict[str, Any],
 ) -> "list[Plan]":
     """Return a plan for each method; a value is passed to the methods that have the setting."""
+    from classgrad.runs.spec import make_plan
+
+    return [
+        make_plan(benchmark, name, network=network, recipe=recipe, seed=seed, values=method_values)
+        for name, method_values in values_by_method(methods, values).items()
+    ]
+
+
+def values_by_method(methods: str, values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the values for each method, without those of settings that only another one has."""
     from classgrad.methods import METHODS
     from classgrad.methods import kind as method_class
-    from classgrad.runs.spec import make_plan
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if "all" in names:
@@ -102,21 +111,14 @@ def make_plans(
     if not names:
         raise UserError("--method names no method: see 'classgrad list'")
     kinds = [method_class(name) for name in names]
-    plans = []
-    for name, kind in zip(names, kinds, strict=True):
-        # With several methods, a setting that only another one has is not for this one.
-        others = [other for other in kinds if other is not kind]
-        method_values = {
+    return {
+        name: {
             key: value
             for key, value in values.items()
-            if kind.accepts(key) or not any(other.accepts(key) for other in others)
+            if kind.accepts(key) or not any(other.accepts(key) for other in kinds)
         }
-        plans.append(
-            make_plan(
-                benchmark, name, network=network, recipe=recipe, seed=seed, values=method_values
-            )
-        )
-    return plans
+        for name, kind in zip(names, kinds, strict=True)
+    }
 
 
 def parse_seeds(text: str, option: str = "--seed") -> list[int]:

@@ -47,6 +47,18 @@ def grouped(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     return list(groups.values())
 
 
+def stream_name(record: RunRecord) -> str:
+    """Name the benchmark of a run, and say so if the run was not judged on its test images."""
+    held_out = record.benchmark_options.get("held_out") is not None
+    return f"{record.benchmark} (held-out)" if held_out else record.benchmark
+
+
+def stream_options(record: RunRecord) -> dict[str, Any]:
+    """Return the options of a run's benchmark; records older than `held_out` have none of it."""
+    options = record.benchmark_options
+    return {n: v for n, v in options.items() if not (n == "held_out" and v is None)}
+
+
 def key_of(*values: object) -> str:
     """Return a string that is the same for equal values, whatever the order of keys in dicts.
 
@@ -58,7 +70,7 @@ def key_of(*values: object) -> str:
 
 def settings_of(record: RunRecord) -> dict[str, Any]:
     """Return all settings of a run except the seed."""
-    parts = (record.method, record.training, record.network_options, record.benchmark_options)
+    parts = (record.method, record.training, record.network_options, stream_options(record))
     merged = {name: value for part in parts for name, value in part.items()}
     return {"network": record.network, **merged}
 

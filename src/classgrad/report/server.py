@@ -14,7 +14,7 @@ from classgrad.checkpoints.lock import in_use
 from classgrad.errors import UserError
 from classgrad.report.page import Live, page, waiting_page
 from classgrad.report.page.summary import PublishedLine, refuse_huge
-from classgrad.report.records import label, record_files
+from classgrad.report.records import label, record_files, stream_name
 from classgrad.runs.record import RunRecord
 
 HOST = "127.0.0.1"  # not reachable from other machines
@@ -70,7 +70,7 @@ class WatchedRuns:
             except UserError as error:
                 notes.append(f"Left out: {error}")
         unfinished = [
-            f"{label(record, records)} on {record.benchmark}, seed {record.seed}: "
+            f"{label(record, records)} on {stream_name(record)}, seed {record.seed}: "
             f"{len(record.accuracy_matrix)} of {len(record.tasks)} tasks learnt"
             + (", cut short: repeat its command to resume it" if cut else "")
             for record, cut in zip(records, cut_short, strict=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
-from classgrad.report.records import grouped, has_grown, label
+from classgrad.report.records import grouped, has_grown, label, stream_name
 from classgrad.report.text import markdown_table, size
 from classgrad.runs.record import RunRecord, mean_std
 
@@ -40,7 +40,7 @@ def figures(runs: Sequence[RunRecord], grown: bool, digits: int = 1) -> dict[str
 
 def comparison(records: Sequence[RunRecord]) -> Table:
     """Return a table with a row per run: accuracy, BWT, accuracy without the task, cost."""
-    streams = list(dict.fromkeys(record.benchmark for record in records))
+    streams = list(dict.fromkeys(stream_name(record) for record in records))
     seeds = list(dict.fromkeys(f"seed {record.seed}" for record in records))
     common = [*(streams if len(streams) == 1 else []), *(seeds if len(seeds) == 1 else [])]
     grown = has_grown(records)
@@ -58,7 +58,7 @@ def comparison(records: Sequence[RunRecord]) -> Table:
     for record in records:
         table.add_row(
             record.method_name,
-            *([record.benchmark] if len(streams) > 1 else []),
+            *([stream_name(record)] if len(streams) > 1 else []),
             *([str(record.seed)] if len(seeds) > 1 else []),
             *figures([record], grown, digits=2).values(),
         )
@@ -81,7 +81,7 @@ def summaries(records: Sequence[RunRecord]) -> list[Summary]:
     return [
         Summary(
             method=label(group[0], records),
-            benchmark=group[0].benchmark,
+            benchmark=stream_name(group[0]),
             seeds=[record.seed for record in group],
             figures=figures(group, grown),
         )
@@ -92,7 +92,7 @@ def summaries(records: Sequence[RunRecord]) -> list[Summary]:
 def means(records: Sequence[RunRecord]) -> Table:
     """Return a table with a row per method: mean and standard deviation over seeds."""
     headings, *lines = _lines(summaries(records))
-    streams = list(dict.fromkeys(record.benchmark for record in records))
+    streams = list(dict.fromkeys(stream_name(record) for record in records))
     seeds = sorted({record.seed for record in records})
     title = f"{', '.join(streams)}, mean of seeds {', '.join(map(str, seeds))}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

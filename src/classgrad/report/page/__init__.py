@@ -15,6 +15,7 @@ from classgrad.errors import UserError
 from classgrad.report.page import drawing, tables
 from classgrad.report.page.figures import figures
 from classgrad.report.page.summary import PublishedLine, Section, sections
+from classgrad.report.records import stream_name
 from classgrad.report.text import counted
 from classgrad.runs.record import RunRecord
 
@@ -49,7 +50,7 @@ def page_of(
     compared: Sequence[Section], *, title: str | None = None, live: Live | None = None
 ) -> str:
     """Return the self-contained page of some sections."""
-    names = dict.fromkeys(section.rows[0].runs[0].benchmark for section in compared)
+    names = dict.fromkeys(stream_name(section.rows[0].runs[0]) for section in compared)
     title = title or "Continual learning on " + ", ".join(names)
     rows = [row for section in compared for row in section.rows]
     methods = counted(len({row.runs[0].method_name for row in rows}), "method")

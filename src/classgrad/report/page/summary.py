@@ -5,7 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from classgrad.errors import UserError, shown, unknown
-from classgrad.report.records import differing, grouped, key_of, label
+from classgrad.report.records import (
+    differing,
+    grouped,
+    key_of,
+    label,
+    stream_name,
+    stream_options,
+)
 from classgrad.runs.record import Matrix, MeanStd, RunRecord, mean_std
 from classgrad.runs.spec import Plan
 
@@ -133,7 +140,7 @@ def sections(
         refuse_huge(record)
     streams: dict[str, list[RunRecord]] = {}
     for record in records:
-        key = key_of(record.benchmark, record.benchmark_options)
+        key = key_of(record.benchmark, stream_options(record))
         streams.setdefault(key, []).append(record)
     titles = _titles([group[0] for group in streams.values()])
     all_sections = [
@@ -220,13 +227,13 @@ def _titles(records: Sequence[RunRecord]) -> list[str]:
     """Name streams by benchmark, and by the options in which streams of a benchmark differ."""
     titles = []
     for record in records:
-        options = record.benchmark_options
-        others = [r.benchmark_options for r in records if r.benchmark == record.benchmark]
+        options = stream_options(record)
+        others = [stream_options(r) for r in records if r.benchmark == record.benchmark]
         pairs = [
             f"{name}={'none' if options[name] is None else options[name]}"
             for name in differing(options, others)
         ]
-        titles.append(", ".join([record.benchmark, *pairs]))
+        titles.append(", ".join([stream_name(record), *pairs]))
     return titles
 
 
