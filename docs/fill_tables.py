@@ -4,6 +4,7 @@ A page marks the place of a table with `<!-- table: FOLDER -->` and `<!-- end --
 folders of runs, relative to the root of the repository. The other markers are:
 
 - `<!-- faults -->`, `<!-- fuzz -->`, `<!-- free -->`: the JSON files of these names in `results`
+- `<!-- readings -->`: the directions in `results/free.json`
 - `<!-- speed -->`, `<!-- saving -->`: what `make bench` measured
 - `<!-- experiment: NAME -->`: the results of an experiment beside the paper's figures
 - `<!-- curve: NAME -->`: its average accuracy after each task
@@ -32,7 +33,9 @@ TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PAPER = re.compile(
     r"(<!-- (experiment|curve|learnt|room): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
-FIGURES = re.compile(r"(<!-- (faults|fuzz|speed|saving|free) -->\n).*?(<!-- end -->)", re.DOTALL)
+FIGURES = re.compile(
+    r"(<!-- (faults|fuzz|speed|saving|free|readings) -->\n).*?(<!-- end -->)", re.DOTALL
+)
 
 
 def filled(page: str) -> str:
@@ -51,6 +54,7 @@ def filled(page: str) -> str:
             "speed": (speed, "benchmarks/results.json"),
             "saving": (saving, "benchmarks/results.json"),
             "free": (free, "results/free.json"),
+            "readings": (readings, "results/free.json"),
         }[match[2]]
         return match[1] + make(json.loads((ROOT / place).read_text(encoding="utf-8"))) + match[3]
 
@@ -214,6 +218,21 @@ def free(found: dict[str, Any]) -> str:
     for line in found["lines"]:
         shares = [f"{100 * x['next']:.1f} ({100 * x['own']:.1f})" for x in line["layers"]]
         rows.append([line["label"], *shares])
+    return markdown_table(rows)
+
+
+def readings(found: dict[str, Any]) -> str:
+    """Return a table of the directions after one task, the energy left free, and the groups."""
+    names = [f"{layer['name']}, of {layer['dimension']:,}" for layer in found["lines"][0]["layers"]]
+    rows = [["", *names]]
+    for line in found["lines"]:
+        cells = []
+        for layer in line["layers"]:
+            several = "+".join(map(str, layer.get("ranks", [])))
+            groups = layer.get("groups")
+            more = f", {groups} groups" if groups and groups > 1 else ""
+            cells.append(f"{several or layer['rank']} ({100 * layer['next']:.1f}{more})")
+        rows.append([line["label"], *cells])
     return markdown_table(rows)
 
 
