@@ -132,6 +132,9 @@ def tune(
             continue
         path = tuning.save(result, folder, command)
         contents.append(json.loads(path.read_text(encoding="utf-8")))
+        shared = ", ".join(map(str, study.seeds))
+        title = f"{study.benchmark}, {study.method}: on held-out images, mean of seeds {shared}"
+        console.print(title, soft_wrap=True)
         console.print(outcome_table(result))
         for line in result.edges():
             console.print(line, soft_wrap=True)
@@ -154,9 +157,7 @@ def outcome_table(outcome: "Outcome") -> "Table":
     from classgrad.cli.experiments import plain_table
     from classgrad.experiments.tune import point_text
 
-    study = outcome.study
-    seeds = ", ".join(map(str, study.seeds))
-    table = plain_table(f"{study.benchmark}, {study.method}: held-out images, seeds {seeds}")
+    table = plain_table()
     table.add_column("settings", overflow="fold")
     for heading in ("ACC %", "BWT", ""):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
