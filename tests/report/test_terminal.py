@@ -5,8 +5,10 @@ from rich.console import Console
 
 from classgrad import run
 from classgrad.report import terminal as report
+from classgrad.report.page.summary import sections
 from classgrad.report.text import size
 from classgrad.runs.record import Layer
+from pages import record as made
 from streams import blobs
 
 
@@ -153,3 +155,22 @@ def test_capacity_is_shown_where_a_network_grew_and_fits_a_terminal(records):
     head, _, *lines = report.markdown(several).splitlines()
     assert head.endswith("| memory | capacity |")
     assert {line.split(" | ")[-1] for line in lines} == {"271 % |", "- |"}
+
+
+def test_runs_judged_on_held_out_images_are_named_so():
+    held, usual, older = (
+        made(benchmark_options=options, complete=True)
+        for options in ({"held_out": 0.2}, {"held_out": None}, {})
+    )
+    assert "toys (held-out), seed 1" in text(report.comparison([held]))
+    assert "toys (held-out), mean of seeds 1" in text(report.means([held]))
+    assert "(held-out)" not in text(report.comparison([usual]))
+    both = report.markdown([held, usual])
+    assert "| toys (held-out) |" in both
+    assert "| toys |" in both
+    # A record from before there was the option is of the same stream.
+    assert len(report.summaries([usual, older])) == 1
+    (same,) = sections([usual, older])
+    assert same.title == "toys"
+    (title, _) = [section.title for section in sections([held, usual])]
+    assert title.startswith("toys (held-out)")

@@ -74,9 +74,9 @@ def tune(
             help="A setting of all trials, by name or alias. Can be repeated.",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the choices and the trials.")] = Path(
-        "results/tuning"
-    ),
+    out: Annotated[
+        str, typer.Option(help="Folder for the choices and the trials.")
+    ] = "results/tuning",
     jobs: Jobs = None,
     threads: Threads = None,
     save_minutes: SaveMinutes = 5.0,
@@ -104,7 +104,7 @@ def tune(
     from classgrad.experiments import tune as tuning
     from classgrad.experiments.remote import Results
 
-    if "://" in str(out):
+    if "://" in out:
         raise UserError(f"--out takes a folder for tune (got '{shown(out)}')")
     grids = values_by_method(method, parse_grid(over))
     fixed = values_by_method(method, parse_settings(settings or []))
@@ -119,7 +119,7 @@ def tune(
         check_writable(write, studies)
     console = Console(stderr=as_json, markup=False)  # names may contain brackets
     options = pool_options(jobs, threads, data_dir, save_minutes, device, None)
-    runs = out / "runs"
+    folder, runs = Path(out), Path(out, "runs")
     all_jobs = [job for study in studies for job in study.jobs(runs)]
     statuses = execute_jobs(console, all_jobs, Results(runs), options, None, dry_run)
     if dry_run:
@@ -130,8 +130,11 @@ def tune(
         result = tuning.outcome(study, runs, statuses)
         if result is None:
             continue
-        path = tuning.save(result, out, command)
+        path = tuning.save(result, folder, command)
         contents.append(json.loads(path.read_text(encoding="utf-8")))
+        shared = ", ".join(map(str, study.seeds))
+        title = f"{study.benchmark}, {study.method}: on held-out images, mean of seeds {shared}"
+        console.print(title, soft_wrap=True)
         console.print(outcome_table(result))
         for line in result.edges():
             console.print(line, soft_wrap=True)
@@ -154,9 +157,7 @@ def outcome_table(outcome: "Outcome") -> "Table":
     from classgrad.cli.experiments import plain_table
     from classgrad.experiments.tune import point_text
 
-    study = outcome.study
-    seeds = ", ".join(map(str, study.seeds))
-    table = plain_table(f"{study.benchmark}, {study.method}: held-out images, seeds {seeds}")
+    table = plain_table()
     table.add_column("settings", overflow="fold")
     for heading in ("ACC %", "BWT", ""):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
