@@ -200,3 +200,18 @@ def test_the_progress_of_several_runs_is_refused(follow, tmp_path, given):
     assert (code, end["end"]) == (2, "failed")
     one_line(err, end["why"], "--progress json is for one run")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_can_have_a_name_of_its_own(call, tmp_path):
+    assert call(*words(), "--name", "mine")[0] == 0
+    assert RunRecord.load(folder_in(tmp_path)).complete
+    assert folder_in(tmp_path).name == "mine"
+    code, out, _ = call(*words(), "--name", "mine")
+    assert (code, "finished before" in out or "already" in out) == (0, True), out
+    code, _, err = call(*words(epochs=2), "--name", "mine")
+    assert code == 2
+    one_line(err, "epochs")
+    for wrong in (["--name", "a/b"], ["--name", ".."], ["--name", "mine", "--seed", "1,2"]):
+        code, _, err = call(*words(), *wrong)
+        assert code == 2
+        one_line(err, "--name is the name of one run's folder")

@@ -140,7 +140,7 @@ def run(
             for n in seeds
             for plan in make_plans(benchmark, method, network, recipe, n, values)
         ]
-        if name is not None and (len(plans) > 1 or name != Path(name).name):
+        if name is not None and (len(plans) > 1 or name in ("", "..") or name != Path(name).name):
             raise UserError(f"--name is the name of one run's folder (got '{shown(name)}')")
         if send and (as_json or len(plans) > 1):
             raise UserError("--progress json is for one run: give one method and seed, no --json")
