@@ -151,15 +151,24 @@ def test_a_network_collects_with_the_head_of_the_current_task(correct_only: bool
         assert np.abs(projector(basis) - projector(oracle.basis)).max() < 1e-9
 
 
-def test_a_method_continues_from_its_state_as_if_it_had_not_stopped() -> None:
+@pytest.mark.parametrize("reading", READINGS)
+def test_a_method_continues_from_its_state_as_if_it_had_not_stopped(reading: str) -> None:
     tasks = [task_of_two_classes(number) for number in range(3)]
     rng = torch.Generator().manual_seed(0)
-    method = CGP(correct_only=False)
+    method = CGP(correct_only=False, reading=reading)
     net = wrapped(method, tasks)
     for task in tasks[:2]:
         method.end_task(net, task, rng)
-    resumed = CGP(correct_only=False)
+    resumed = CGP(correct_only=False, reading=reading)
     resumed.load_state_dict(method.state_dict(), net)
+    projected = []
+    for each in (method, resumed):
+        for parameter in net.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        each.projector.project_gradients()
+        projected.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
+    assert all(map(torch.equal, *projected))
+    assert not all((gradient == 1).all() for gradient in projected[0])
     for each in (method, resumed):
         each.end_task(net, tasks[2], torch.Generator().manual_seed(1))
     assert method.layer_ranks() == resumed.layer_ranks()

@@ -262,11 +262,11 @@ class CGP(Budgeted):
         return {**super().state_dict(), "groups": groups}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Load a state."""
-        super().load_state_dict(state, net)
+        """Load a state; groups first, as they may be what is protected."""
         self._groups = {
             name: Groups.from_state(part, self.centred) for name, part in state["groups"].items()
         }
+        super().load_state_dict(state, net)
 
 
 def contrastive(
