@@ -122,9 +122,7 @@ class Session:
         rounds = self.method.rounds(task)
         numbers = itertools.count(self.unfinished["round"] if self.unfinished else 0)
 
-        def fit_round(
-            tasks: Sequence[Task], epochs: int | None = None, *, factor: int = 1
-        ) -> None:
+        def fit_round(tasks: Sequence[Task], epochs: int | None = None, *, factor: int = 1) -> None:
             number = next(numbers)
             training = self.training.replace(epochs=factor * (epochs or self.training.epochs))
             resumed, self.unfinished = self.unfinished, None
