@@ -38,8 +38,21 @@ def test_every_line_is_a_run_that_differs_from_the_others(experiment, recipe):
     plans = experiment.plans(recipe, [1, 2])
     names = {label: [plan.folder_name() for plan in several] for label, several in plans.items()}
     assert all(len(set(several)) == 2 for several in names.values())
-    labels = [label for label in names if "rate" not in label]  # a recipe may have one rate for all
-    assert len({names[label][0] for label in labels}) == len(labels)
+    assert len({several[0] for several in names.values()}) == len(names)
+
+
+@pytest.mark.parametrize("name", ["superclass", "five-datasets"])
+def test_lines_that_are_one_run_in_a_recipe_are_one_row(name):
+    experiment = experiments.load(name)
+    lines = {
+        recipe: [line.label for line in experiment.distinct_lines(recipe) if line.method == "gpm"]
+        for recipe in ("fast", "paper")
+    }
+    assert len(lines["paper"]) == 2 * len(lines["fast"])
+    assert not any("CGP's rate" in label for label in lines["fast"])
+    assert list(experiment.records([], "fast")) == [
+        line.label for line in experiment.distinct_lines("fast")
+    ]
 
 
 def test_the_headline_run_is_shared_by_the_tables_that_show_it():

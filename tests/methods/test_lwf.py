@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from classgrad import methods
+from classgrad import methods, run
 from classgrad.errors import UserError
 from classgrad.methods import Finetune, LwF
 from classgrad.training.loop import fit
@@ -25,6 +25,15 @@ KINDS = [
     ("mlp", {**OWN_NORMS, "dropout": 0.3}),
     ("mlp", {**OWN_NORMS, "heads": "shared"}),
     ("resnet18", {"width": 2, "norm": "stored"}),
+]
+
+
+# Networks whose outputs for an image depend on its batch or on a dropout mask.
+NOISY = [
+    {"batch_norm": batch_norm, "norm": norm, "affine": affine, "dropout": dropout}
+    for batch_norm, norm in ((False, "batch"), (True, "batch"), (True, "stored"))
+    for affine in (("first", "task") if batch_norm else ("first",))
+    for dropout in (0.0, 0.5)
 ]
 
 
@@ -72,7 +81,7 @@ def test_the_loss_is_that_of_the_equations(temperature):
 
 @pytest.mark.parametrize(("network", "options"), KINDS)
 def test_recorded_are_the_outputs_of_each_old_task(network, options):
-    running, task = learning_task(2, network, **options)
+    running, task = learning_task(2, network, LwF(targets="task"), **options)
     net = running.net.eval()
     parts = [net(inputs(task), old) for old in range(2)]
     recorded = running.method.state_dict()["answers"]
@@ -94,6 +103,33 @@ def test_nothing_is_pulled_as_long_as_nothing_has_moved(network, options):
     moved(running.net)
     gradients(running, task)
     assert running.net.head_parameters(0)[0].grad.abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("options", NOISY)
+def test_at_the_start_nothing_pulls_whatever_the_batch_and_the_dropout_mask(options):
+    """A batch is not the one that outputs would be recorded with, nor does dropout spare it."""
+    running, task = learning_task(2, **options)
+    plain = copy.deepcopy(running)
+    plain.session.method = Finetune()
+    for number in range(3):
+        index = torch.randperm(48, generator=torch.Generator().manual_seed(number))[:12]
+        for each in (running, plain):
+            each.net.set_generator(torch.Generator().manual_seed(number))
+        pull = loss_of(running, task, index) - loss_of(plain, task, index)
+        assert abs(pull.item()) < 1e-12
+    moved(running.net)
+    gradients(running, task)
+    assert running.net.head_parameters(0)[0].grad.abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_it_forgets_less_than_half_as_much_as_finetuning(dropout):
+    forgotten = []
+    for method in (LwF(), Finetune()):
+        values = {"epochs": 4, "dropout": dropout}
+        record = run("permuted-digits", method, seed=101, values=values)
+        forgotten.append(-record.backward_transfer)
+    assert forgotten[0] < 0.5 * forgotten[1]
 
 
 def test_one_head_for_all_counts_once():
@@ -134,7 +170,7 @@ def test_old_heads_keep_their_outputs_better_than_under_finetuning():
     assert drifts[0] < 0.5 * drifts[1]
 
 
-@pytest.mark.parametrize("options", [{}, OWN_NORMS, {"heads": "shared"}])
+@pytest.mark.parametrize("options", [{}, OWN_NORMS, {"heads": "shared"}, NOISY[1]])
 def test_resumes_in_the_middle_of_a_task(options):
     running, task = learning_task(1, **options)
     straight, stopped = interrupted(running, task, STREAM)
@@ -146,7 +182,15 @@ def test_outputs_are_counted_while_they_are_kept_and_gone_with_the_task():
     assert running.method.memory_bytes() == len(task.train) * 6 * 8
     running.method.end_task(running.net, task, torch.Generator())
     assert running.method.memory_bytes() == 0
-    assert running.method.state_dict() == {"answers": None}
+    assert running.method.state_dict() == {"answers": None, "before": None}
+
+
+def test_a_copy_of_the_network_is_counted_while_it_is_kept_and_gone_with_the_task():
+    running, task = learning_task(2, dropout=0.3)
+    state = running.net.state_dict()
+    assert running.method.memory_bytes() == sum(value.nbytes for value in state.values())
+    running.method.end_task(running.net, task, torch.Generator())
+    assert running.method.memory_bytes() == 0
 
 
 def test_no_strength_is_finetuning():

@@ -145,7 +145,7 @@ def published_lines() -> "list[PublishedLine]":
         )
         for experiment in experiments.load_many("all")
         for recipe in sorted(recipes.names())
-        for line in experiment.lines
+        for line in experiment.distinct_lines(recipe)
         if line.paper
     ]
 

@@ -47,13 +47,13 @@ class Row:
 
 
 def compare(experiment: Experiment, records: Iterable[RunRecord], recipe: str) -> list[Row]:
-    """Return a row for each line of an experiment, from those of the records that are complete.
+    """Return a row for each distinct line of an experiment, from the records that are complete.
 
     A line without records has its published figures only.
     """
     by_label = experiment.records((record for record in records if record.complete), recipe)
     rows = []
-    for line in experiment.lines:
+    for line in experiment.distinct_lines(recipe):
         by_seed = {record.seed: record for record in by_label[line.label]}
         runs, paper = [by_seed[seed] for seed in sorted(by_seed)], line.paper
         accuracy, transfer, capacity = (

@@ -135,6 +135,7 @@ class Estimate:
         summary = self.workload.summary(plan)
         rounds = plan.method.rounds(summary.last)
         epochs = getattr(plan.method, "child_epochs", plan.training.epochs)  # RCL's, in each round
+        epochs *= getattr(plan.method, "epoch_factor", 1)  # multitask's
         copies = 2 if getattr(plan.method, "contrast", 0) > 0 else 1
         return float(summary.images * rounds * epochs * copies)
 

@@ -74,18 +74,31 @@ class Experiment(BaseModel):
             raise ValueError(f"two lines have the label '{repeated[0]}'")
         return self
 
+    def distinct_lines(self, recipe: str) -> list[Line]:
+        """Return the lines that differ in this recipe: of several with one plan, the first.
+
+        Two rows of one run would look like two measurements that agree.
+        """
+        by_run: dict[str, Line] = {}
+        for line in self.lines:
+            by_run.setdefault(line.plan(self.benchmark, recipe, 0).folder_name(), line)
+        return list(by_run.values())
+
     def plans(self, recipe: str, seeds: Iterable[int]) -> dict[str, list[Plan]]:
-        """Return the runs of every line by its label, one for each seed."""
+        """Return the runs of every distinct line by its label, one for each seed."""
         seeds = list(seeds)
         return {
             line.label: [line.plan(self.benchmark, recipe, seed) for seed in seeds]
-            for line in self.lines
+            for line in self.distinct_lines(recipe)
         }
 
     def records(self, records: Iterable[RunRecord], recipe: str) -> dict[str, list[RunRecord]]:
-        """Return the records of every line by its label, whatever their seeds; [] for none."""
+        """Return the records of every distinct line by its label, whatever their seeds.
+
+        A line without records has an empty list.
+        """
         records = list(records)
-        plans = {line.label: line.plan(self.benchmark, recipe, 0) for line in self.lines}
+        plans = {label: plan for label, [plan] in self.plans(recipe, [0]).items()}
         return {
             label: [
                 record

@@ -85,9 +85,14 @@ class Held:
 
 
 class Fit(Protocol):
-    """The training loop over some tasks, for `epochs` epochs or as many as the settings say."""
+    """The training loop over some tasks, for `epochs` epochs or as many as the settings say.
 
-    def __call__(self, tasks: Sequence[Task], epochs: int | None = None) -> None:
+    With a `factor` it is that many times as long, and so is the schedule of the learning rate.
+    """
+
+    def __call__(
+        self, tasks: Sequence[Task], epochs: int | None = None, *, factor: int = 1
+    ) -> None:
         """Train."""
 
 
@@ -146,6 +151,12 @@ class Method(Settings):
 
     def after_step(self, net: Network, step: Step) -> None:
         """Edit the weights after the optimiser's step."""
+
+    def best_so_far(self, net: Network) -> None:
+        """Note that these weights are the best yet, so that the task may end with them.
+
+        Called after an epoch, by a schedule that goes back to the best weights.
+        """
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
         """Store what protects this task from later ones, computed from its training data only."""

@@ -3,12 +3,17 @@
 Each batch has samples of one task; the batches of all tasks are in random order. Mixed batches
 would have statistics that no test batch has, since BatchNorm at test time sees one task at a time
 (implementations differ here; the paper does not say).
+
+An epoch is one pass over the data of all tasks. With the epochs of one task the joint network is
+not yet an upper bound: a head has as many steps as under finetuning, but in between the trunk moves
+for the other tasks, and no task starts from features that were learnt for an earlier one. So
+training has `epoch_factor` times as many epochs, and a schedule as long.
 """
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from classgrad.methods.base import Fit, Method
 from classgrad.networks.network import Network
@@ -24,6 +29,10 @@ class Multitask(Method):
     rehearsal_free: ClassVar[bool] = False
     parallel: ClassVar[bool] = True
 
+    epoch_factor: int = Field(
+        default=3, ge=1, description="epochs over all tasks, in multiples of those of one task"
+    )
+
     _stream: Sequence[Task] = PrivateAttr(default=())
     _seen: int = PrivateAttr(default=0)
 
@@ -36,7 +45,7 @@ class Multitask(Method):
         """Wait for the last task; then train on all."""
         self._seen = task.id + 1
         if self._seen == len(self._stream):
-            fit(self._stream)
+            fit(self._stream, factor=self.epoch_factor)
 
     def memory_bytes(self) -> int:
         """Return the bytes of all training data so far, which this method needs at once."""

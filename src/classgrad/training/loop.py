@@ -202,6 +202,7 @@ class Loop:
         verdict = schedule.after_epoch(loss)
         if verdict == "better":
             self.best = {name: value.clone() for name, value in self.net.state_dict().items()}
+            self.method.best_so_far(self.net)
         return verdict != "stop"
 
     def state_dict(self) -> dict[str, Any]:

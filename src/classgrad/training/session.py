@@ -122,9 +122,9 @@ class Session:
         rounds = self.method.rounds(task)
         numbers = itertools.count(self.unfinished["round"] if self.unfinished else 0)
 
-        def fit_round(tasks: Sequence[Task], epochs: int | None = None) -> None:
+        def fit_round(tasks: Sequence[Task], epochs: int | None = None, *, factor: int = 1) -> None:
             number = next(numbers)
-            training = self.training if epochs is None else self.training.replace(epochs=epochs)
+            training = self.training.replace(epochs=factor * (epochs or self.training.epochs))
             resumed, self.unfinished = self.unfinished, None
 
             def observe(at: Progress) -> None:

@@ -10,7 +10,7 @@ from classgrad.methods import SI
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
 from classgrad.training.config import Training
-from classgrad.training.loop import fit
+from classgrad.training.loop import fit, validation_loss
 from oracles.sensitivities import later_loss
 from streams import blobs
 
@@ -126,6 +126,29 @@ def test_importance_over_two_tasks_is_that_of_a_plain_loop(options, momentum):
             assert torch.allclose(running.method.importance[name], omega, rtol=1e-7, atol=1e-10)
             assert torch.allclose(running.method.anchor[name], weights, rtol=1e-8, atol=1e-10)
             assert omega.any()
+
+
+def test_the_path_ends_at_the_weights_that_a_schedule_goes_back_to():
+    """A plateau ends with the weights of its best epoch, so as if trained only up to it."""
+    rate, epochs = 1.5, 12
+
+    def learnt(schedule, count):
+        running = started(SI(xi=0.01))
+        begun(running, 0)
+        training = full_batch(rate, count).replace(schedule=schedule, patience=100)
+        fit(running.net, running.method, [STREAM[0]], training, seed=1)
+        loss = validation_loss(running.net, [STREAM[0]], 1000)
+        running.method.end_task(running.net, STREAM[0], torch.Generator())
+        return loss, running.method
+
+    losses = [learnt("constant", count + 1)[0] for count in range(epochs)]
+    best = losses.index(min(losses)) + 1
+    assert 1 < best < epochs
+    result, wanted = learnt("plateau", epochs)[1], learnt("constant", best)[1]
+    for name in wanted.anchor:
+        assert torch.equal(result.anchor[name], wanted.anchor[name])
+        assert torch.equal(result.importance[name], wanted.importance[name])
+    assert result.state_dict()["best_path"] == {}
 
 
 def test_negative_paths_take_from_earlier_importance_but_not_below_zero():

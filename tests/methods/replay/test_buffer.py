@@ -202,7 +202,7 @@ def test_the_expected_loss_of_a_batch_is_the_mean_over_the_memory(count, per_tas
         seen[subset] += 1
         assert weights.setdefault(subset, [p.weight for p in parts]) == [p.weight for p in parts]
         for part in parts:
-            assert len(part.index) == min(count // chosen, sizes[part.task])
+            assert len(part.index) == min(max(count // chosen, per_task), sizes[part.task])
             rows[part.task][part.index] += 1  # rows drawn twice would count once
     subsets = list(itertools.combinations(sizes, chosen))
     assert set(seen) == set(subsets)  # all of them, in about equal numbers:
@@ -216,7 +216,7 @@ def test_the_expected_loss_of_a_batch_is_the_mean_over_the_memory(count, per_tas
     )
     assert expected == pytest.approx(float(everything), rel=1e-12)
     for task, size in sizes.items():
-        each = runs * chosen / 4 * min(count // chosen, size) / size
+        each = runs * chosen / 4 * min(max(count // chosen, per_task), size) / size
         assert (rows[task] - each).abs().max() < 5 * each**0.5 + 1e-9
         assert rows[task].sum() == pytest.approx(each * size, rel=0.15)
 
@@ -230,6 +230,12 @@ def test_tasks_are_left_out_by_number_and_by_size():
     assert [p.weight for p in pairs] == pytest.approx([6 / 9, 3 / 9])
     assert memory.draw(64, rng(), without=1, least=4) == []
     assert ReplayMemory(3).draw(5, rng()) == []
+
+
+def test_where_tasks_have_fewer_samples_than_a_pass_should_have_more_of_them_are_chosen():
+    parts = filled(dict.fromkeys(range(6), 20)).draw(64, rng(), per_task=32)
+    assert [len(part.index) for part in parts] == [20, 20, 20]
+    assert [part.weight for part in parts] == pytest.approx([1 / 3] * 3)
 
 
 def test_a_batch_has_as_many_of_a_task_as_it_needs_at_least():

@@ -9,6 +9,7 @@ import torch
 
 from classgrad.errors import UserError
 from classgrad.methods import ICaRL
+from classgrad.methods.replay import icarl
 from classgrad.methods.replay.icarl import PER_TASK, NearestMeans
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
@@ -51,9 +52,11 @@ KINDS = [
 ]
 
 
-def learning_task(number, network="mlp", memory=20, memory_batch=24, **values):
+def learning_task(
+    number, network="mlp", memory=20, memory_batch=24, targets="step", bn_samples=32, **values
+):
     stream = STREAM if network == "mlp" else IMAGES
-    method = ICaRL(memory=memory, memory_batch=memory_batch)
+    method = ICaRL(memory=memory, memory_batch=memory_batch, targets=targets, bn_samples=bn_samples)
     running = learning(stream, method, number, network, **values)
     return running, stream[number]
 
@@ -157,7 +160,7 @@ def test_draws_are_of_few_tasks_and_expect_the_mean_over_all_exemplars():
     method = ICaRL(memory_batch=2 * PER_TASK)
     sizes = [3, 9, 30, 6]
     values = [torch.arange(n, dtype=torch.float64) + 10 * k for k, n in enumerate(sizes)]
-    method._exemplar_recorded = [v[:, None] for v in values]
+    method._exemplars = [Split(v[:, None], torch.zeros(len(v)).long()) for v in values]
     rng, result = torch.Generator().manual_seed(0), []
     for _ in range(4000):
         drawn = list(method.draw(rng))
@@ -171,7 +174,7 @@ def test_draws_are_of_few_tasks_and_expect_the_mean_over_all_exemplars():
 
 @pytest.mark.parametrize(("network", "options"), KINDS)
 def test_what_is_recorded_is_what_the_heads_said(network, options):
-    running, task = learning_task(2, network, **options)
+    running, task = learning_task(2, network, targets="task", **options)
     stream = STREAM if network == "mlp" else IMAGES
     net, state = running.net.eval(), running.method.state_dict()
 
@@ -188,6 +191,41 @@ def test_what_is_recorded_is_what_the_heads_said(network, options):
         assert state["answers"] is None
     else:
         assert torch.allclose(state["answers"], heads(inputs(task), range(2)), atol=1e-12)
+
+
+@pytest.mark.parametrize("heads", ["task", "shared"])
+@pytest.mark.parametrize("norm", [None, "batch", "stored"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_at_the_start_old_outputs_pull_nothing_whatever_batch_and_mask(heads, norm, dropout):
+    """The rest of the loss is of labels and does not reach the old heads."""
+    options = {"batch_norm": True, "norm": norm} if norm else {}
+    running, task = learning_task(2, heads=heads, dropout=dropout, **options)
+    net = running.net
+    pulls = []
+    loss_of_drift = icarl.drift
+
+    def recorded(logits, earlier):
+        pulls.append(loss_of_drift(logits, earlier).item())
+        return loss_of_drift(logits, earlier)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(icarl, "drift", recorded)
+        for number in range(3):
+            index = torch.randperm(48, generator=torch.Generator().manual_seed(number))[:12]
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            running.method.loss(net, step_of(task, optimizer, index, seed=number))
+        assert len(pulls) >= 3
+        assert max(abs(pull) for pull in pulls) < 1e-12
+        moved(net)
+        running.method.loss(net, step_of(task, optimizer, index))
+    assert pulls[-1] > 1e-6
+
+
+@pytest.mark.parametrize(("norm", "sizes"), [(True, [32]), (False, [16])])
+def test_a_pass_through_batch_norm_has_at_least_32_exemplars(norm, sizes):
+    running, _ = learning_task(2, memory_batch=16, batch_norm=norm)
+    drawn = running.method.draw(torch.Generator().manual_seed(0))
+    assert [len(rows) for _, rows, _ in drawn] == sizes
 
 
 @pytest.mark.parametrize(("network", "options"), KINDS)
@@ -249,7 +287,9 @@ def test_means_are_of_the_exemplars_and_follow_the_network(network, options):
     assert all(not torch.allclose(a, b, atol=1e-4) for a, b in zip(old, net.means, strict=False))
 
 
-@pytest.mark.parametrize("options", [{}, OWN_NORMS, {"heads": "shared"}])
+@pytest.mark.parametrize(
+    "options", [{}, OWN_NORMS, {"heads": "shared"}, {"batch_norm": True, "dropout": 0.5}]
+)
 def test_resumes_in_the_middle_of_a_task(options):
     running, task = learning_task(1, **options)
     straight, stopped = interrupted(running, task, STREAM)

@@ -14,9 +14,10 @@ to a constant, one penalty with F = Σ F_t and θ* = Σ F_t θ*_t / F, which is 
 `fisher="sampled"` draws y from the network's own prediction: the Fisher information proper.
 
 Differences from HAT's code: it squares the mean gradient of batches of 20, in training mode with
-dropout; this gives about a 20th of the mean squared gradient of one sample, to which its λ = 5000
-belongs. Here gradients are squared per sample, so the default is λ = 5000 / 20 = 250. Gradients are
-not clipped, and the penalty acts by an implicit step (`classgrad.methods.penalty.base`).
+dropout; here gradients are squared per sample. The two differ from layer to layer by factors that
+depend on the mean gradient and on how gradients in a batch cancel, so its λ = 5000 does not carry
+over by any factor: choose λ on validation data. Gradients are not clipped, and the penalty acts by
+an implicit step (`classgrad.methods.penalty.base`).
 """
 
 from typing import ClassVar, Literal

@@ -17,9 +17,9 @@ As in the released code, it is the sum that is clamped at 0: a negative ω of a 
 the gradients and the pull can cause, reduces earlier importance.
 
 Differences from the released code: the penalty acts by an implicit step
-(`classgrad.methods.penalty.base`). Where the schedule restores the best weights at the task's end
-(plateau), θ is those, while ω has followed the path to its end. Weight decay moves weights without
-being part of g.
+(`classgrad.methods.penalty.base`). Weight decay moves weights without being part of g. Where the
+schedule restores the best weights at the task's end (plateau), which the released code does not
+know, θ is those, and ω the sum over the path up to them.
 """
 
 from dataclasses import InitVar
@@ -52,12 +52,14 @@ class SI(Anchored):
         xi: InitVar[float] = damping
 
     _path: dict[str, Tensor] = PrivateAttr(default_factory=dict)
+    _best_path: dict[str, Tensor] = PrivateAttr(default_factory=dict)  # up to the best weights
     _before: dict[str, Tensor] = PrivateAttr(default_factory=dict)  # during a step only
 
     def begin_task(self, net: Network, task: Task) -> None:
         """Start the path: the anchor is where the task starts, in the first task too."""
         self._anchor = weights_of(net)
         self._path = {name: torch.zeros_like(p) for name, p in self._anchor.items()}
+        self._best_path = {}
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
         """Keep the weights before the step."""
@@ -73,23 +75,29 @@ class SI(Anchored):
                 self._path[name].addcmul_(parameter.grad, moved)
         self._before = {}
 
+    def best_so_far(self, net: Network) -> None:
+        """Keep the path to these weights, in case the task ends with them."""
+        self._best_path = copied(self._path)
+
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
-        """Turn the path into importance."""
+        """Turn the path to the weights the task ended with into importance."""
         weights, omega = weights_of(net), {}
-        for name, path in self._path.items():
+        for name, path in (self._best_path or self._path).items():
             per_move = path / ((weights[name] - self._anchor[name]).square() + self.damping)
             omega[name] = (self._importance.get(name, 0) + per_move).clamp(min=0)
         self.keep(weights, omega)
-        self._path = {}
+        self._path, self._best_path = {}, {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return anchor and importance and, within a task, the path so far."""
-        return {**super().state_dict(), "path": copied(self._path)}
+        """Return anchor and importance and, within a task, the path so far and to the best."""
+        paths = {"path": copied(self._path), "best_path": copied(self._best_path)}
+        return {**super().state_dict(), **paths}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
         """Load a state."""
         super().load_state_dict(state, net)
         self._path = copied(state["path"])
+        self._best_path = copied(state.get("best_path", {}))  # older states have none
 
 
 def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

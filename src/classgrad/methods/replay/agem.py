@@ -4,7 +4,8 @@ The memory holds samples of finished tasks. With g the gradient of the current b
 of a batch from the memory, over the trunk and all heads, a step must not raise the memory's loss:
 if gᵀ g_ref < 0, g becomes g - (gᵀ g_ref / g_refᵀ g_ref) g_ref (Eq. 11), else it stays as it is.
 g_ref is zero for the current head, which so keeps its gradient; g is zero for heads of finished
-tasks, which so move along g_ref alone.
+tasks, which so move along g_ref alone. The step that the optimiser makes of it, with momentum for
+example, is projected in the same way (`classgrad.methods.replay.base`).
 
 Differences from the paper and the released code: the memory has `memory` samples in all, an equal
 share for each task so far, drawn at random with balanced classes when the task ends (there: a
@@ -18,8 +19,8 @@ import torch
 from torch import Tensor
 
 from classgrad.methods.base import Step
-from classgrad.methods.flat import gather, products, write
-from classgrad.methods.replay.base import Episodic, moved
+from classgrad.methods.flat import products
+from classgrad.methods.replay.base import Episodic
 from classgrad.networks.network import Network
 
 
@@ -30,16 +31,18 @@ class AGEM(Episodic):
     summary: ClassVar[str] = "A-GEM: gradients that spare the memory's mean loss (ICLR 2019)"
     parallel: ClassVar[bool] = True
 
-    def adjust_gradients(self, net: Network, step: Step) -> None:
-        """Project the gradient if it points against that of the memory."""
+    def references(self, net: Network, step: Step) -> Tensor | None:
+        """Return g_ref, the gradient of the loss of a batch from the memory."""
         parts = self.draw(step)
-        if not parts:
-            return
-        parameters = moved(step)
-        gradient = gather(parameters, [p.grad for p in parameters])
-        projected = spare(gradient, self.gradient_of(self.batch_loss(net, parts), step))
-        if projected is not gradient:
-            write(parameters, projected)
+        return self.gradient_of(self.batch_loss(net, parts), step)[None] if parts else None
+
+    def corrected(self, gradient: Tensor, references: Tensor) -> Tensor:
+        """Project the gradient if it points against that of the memory."""
+        return spare(gradient, references[0])
+
+    def closest(self, direction: Tensor, references: Tensor) -> Tensor:
+        """Project a direction in the same way."""
+        return spare(direction, references[0])
 
 
 def spare(gradient: Tensor, reference: Tensor) -> Tensor:

@@ -4,8 +4,10 @@ Each task's part of a batch from the memory goes through the network separately,
 the head and the norms of its task, because BatchNorm at test time sees one task at a time too; the
 papers draw mixed batches uniformly. `ReplayMemory.draw` says how tasks are chosen and weighted so
 that the expected loss is still the mean over the memory. In a network with BatchNorm every part has
-at least 8 samples, so that a small batch is of some of the tasks only, and a task with a single
-sample in the memory is left out: alone it has no batch statistics. With `norm=stored` a pass
+at least `bn_samples` samples, or all that are kept of its task, because the statistics of a few
+samples are far from those of a test batch; so a small batch is of some of the tasks only, and may
+be larger than was asked for. A task with a single sample in the memory is left out: alone it has no
+batch statistics. With `norm=stored` a pass
 updates the stored statistics of its task, so that they follow the changing trunk; when a task is
 learnt, those of earlier tasks are recalibrated on their kept samples.
 """
@@ -13,7 +15,7 @@ learnt, those of earlier tasks are recalibrated on their kept samples.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -22,14 +24,14 @@ from torch.nn import functional
 
 from classgrad.errors import UserError
 from classgrad.methods.base import Fit, Method, Step
-from classgrad.methods.flat import gather
+from classgrad.methods.flat import gather, split, write
 from classgrad.methods.replay.buffer import EqualShares, Part, ReplayMemory
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
 from classgrad.tasks import Task, Transform
 
-# Fewest samples of a task for usable batch statistics.
-MIN_BN_SAMPLES = 8
+# Fewest kept samples from which the stored statistics of a task are measured again.
+RECALIBRATION_SAMPLES = 8
 BATCH_NORMS = (TaskBatchNorm, nn.modules.batchnorm._BatchNorm)
 
 
@@ -44,6 +46,11 @@ class Rehearsal(Method, ABC):
         default=None,
         ge=1,
         description="samples of the memory in every step; null: as many as in the batch",
+    )
+    bn_samples: int = Field(
+        default=32,
+        ge=2,
+        description="fewest samples of a task in a pass through BatchNorm, if so many are kept",
     )
 
     _memory: Any = PrivateAttr(default=None)
@@ -77,20 +84,28 @@ class Rehearsal(Method, ABC):
         net.train()
         dtype = next(net.parameters()).dtype
         for earlier, part in self._memory.parts.items():
-            if earlier != task.id and len(part) >= MIN_BN_SAMPLES:
+            if earlier != task.id and len(part) >= RECALIBRATION_SAMPLES:
                 images = part.unit_images(slice(None), dtype)
                 turns = self.processes.take_turns([self._transforms[earlier](images)])
                 net.recalibrate(earlier, turns, self.processes.sum)
 
+    @property
+    def _per_task(self) -> int:
+        """Fewest samples of a task to draw, if so many are kept."""
+        return self.bn_samples if self._normed else 1
+
+    def draw_count(self, step: Step) -> int:
+        """Return how many samples of the memory a step asks for."""
+        return self.memory_batch or len(step.batch)
+
     def draw(self, step: Step, without: int | None = None) -> list[Part]:
         """Draw a batch from the memory; one task can be left out."""
-        count = self.memory_batch or len(step.batch)
         drawn: list[Part] = self._memory.draw(
-            count,
+            self.draw_count(step),
             step.generator,
             without=without,
             least=self._least,
-            per_task=MIN_BN_SAMPLES if self._normed else 1,
+            per_task=self._per_task,
         )
         return drawn
 
@@ -121,11 +136,26 @@ class Rehearsal(Method, ABC):
 
 
 class Episodic(Rehearsal):
-    """Keep equally many samples of every finished task, and compare gradients with theirs.
+    """Keep equally many samples of every finished task, and take no step against their gradients.
 
     When a task ends, memory // (tasks so far) samples of each are kept, drawn at random with
     balanced classes.
+
+    A gradient is corrected as in the method's paper. The optimiser may still take another step:
+    momentum and Adam remember earlier gradients, and weight decay adds to them. So the step as
+    taken is compared with the memory's gradients once more, and replaced by the closest one that,
+    to first order, raises none of the memory's losses. With `constrain="gradient"` only the
+    gradient is corrected, as in the released code, which has no momentum.
     """
+
+    constrain: Literal["step", "gradient"] = Field(
+        default="step",
+        description="what is kept from raising the memory's loss: the step taken, or its gradient",
+    )
+
+    # During a step only: the memory's gradients (rows), and the weights before the step.
+    _references: Tensor | None = PrivateAttr(default=None)
+    _before: list[Tensor] = PrivateAttr(default_factory=list)
 
     def empty_memory(self) -> EqualShares:
         """Return an empty memory of equal shares."""
@@ -144,6 +174,50 @@ class Episodic(Rehearsal):
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
         """Keep some of the task's samples, and fewer of earlier ones."""
         self._memory.add(task.id, task.train, generator)
+
+    @abstractmethod
+    def references(self, net: Network, step: Step) -> Tensor | None:
+        """Return the gradients of the memory's losses, as rows; None without a memory."""
+
+    @abstractmethod
+    def corrected(self, gradient: Tensor, references: Tensor) -> Tensor:
+        """Return the gradient that the method uses, or `gradient` itself if it needs no change."""
+
+    @abstractmethod
+    def closest(self, direction: Tensor, references: Tensor) -> Tensor:
+        """Return the closest direction with no negative product with a row, or the same object."""
+
+    def adjust_gradients(self, net: Network, step: Step) -> None:
+        """Correct a gradient that points against those of the memory."""
+        references = self.references(net, step)
+        if references is None:
+            return
+        parameters = moved(step)
+        gradient = gather(parameters, [p.grad for p in parameters])
+        corrected = self.corrected(gradient, references)
+        if corrected is not gradient:
+            write(parameters, corrected)
+        if self.constrain == "step":
+            self._references = references
+            self._before = [p.detach().clone() for p in parameters]
+
+    @torch.no_grad()
+    def after_step(self, net: Network, step: Step) -> None:
+        """Correct a step that would raise the memory's loss to first order."""
+        references, before = self._references, self._before
+        self._references, self._before = None, []
+        if references is None:
+            return
+        parameters = moved(step)
+        # Of the sign of a gradient: the step is its negative.
+        taken = gather(parameters, [b - p for b, p in zip(before, parameters, strict=True)])
+        allowed = self.closest(taken, references)
+        if allowed is taken:
+            return
+        for parameter, start, part in zip(
+            parameters, before, split(parameters, allowed), strict=True
+        ):
+            torch.sub(start, part, out=parameter.data)
 
     def gradient_of(self, loss: Tensor, step: Step) -> Tensor:
         """Return the gradient of a loss for all trained parameters, as one vector."""

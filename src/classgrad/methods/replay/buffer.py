@@ -52,15 +52,17 @@ class ReplayMemory:
     ) -> list[Part]:
         """Draw a batch of about `count` samples, an equal number of each task.
 
-        If `count` is too small for `per_task` samples of each task, fewer tasks are chosen, at
-        random. A weight is (tasks / tasks chosen) times the task's share of the samples in memory,
-        so that the expected sum of weighted means is the mean over the memory.
+        If `count` is too small for `per_task` samples of each task, or for all that a task has if
+        those are fewer, fewer tasks are chosen, at random; if it is too small for a single task,
+        more samples are drawn. A weight is (tasks / tasks chosen) times the task's share of the
+        samples in memory, so that the expected sum of weighted means is the mean over the memory.
         """
         tasks = self.tasks(without=without, least=least)
         if not tasks:
             return []
-        chosen = min(len(tasks), max(1, count // per_task))
-        share = max(count // chosen, least)
+        fewest = min(per_task, max(len(self.parts[t]) for t in tasks))
+        chosen = min(len(tasks), max(1, count // fewest))
+        share = max(count // chosen, fewest, least)
         total = sum(len(self.parts[t]) for t in tasks)
         order = torch.randperm(len(tasks), generator=generator)[:chosen]
         return [

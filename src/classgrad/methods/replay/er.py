@@ -48,7 +48,9 @@ class ER(Rehearsal):
         parts = self.draw(step, without=None if self.replay_current else step.task.id)
         if not parts:
             return current
-        new, replayed = len(step.batch), sum(len(part.index) for part in parts)
+        # More samples than asked for, drawn for BatchNorm's sake, do not count for more.
+        drawn = sum(len(part.index) for part in parts)
+        new, replayed = len(step.batch), min(drawn, self.draw_count(step))
         # The memory's loss already has its shard weight; the sum is multiplied by the batch's.
         memory_loss = self.batch_loss(net, parts) / step.shard.weight
         return (new * current + replayed * memory_loss) / (new + replayed)

@@ -9,7 +9,9 @@ closest g̃ that satisfies all, found in the dual: with the rows g_k in G,
 
 With margin γ = 0 and no ridge, g̃ is the projection of g onto the cone. The margin is the least
 weight of every g_k in g̃, which favours earlier tasks. The ridge keeps v finite where the g_k are
-linearly dependent; gradients whose square is far below it are hardly corrected.
+linearly dependent; gradients whose square is far below it are hardly corrected. The step that the
+optimiser makes of g̃ is projected onto the cone exactly, with neither margin nor ridge, so that it
+satisfies all constraints whatever the optimiser adds (`classgrad.methods.replay.base`).
 
 Differences from the paper: γ is a lower bound of v, as in the released code, where the paper adds
 it to v; `memory` counts samples of all tasks together, with an equal share for each task so far
@@ -27,8 +29,8 @@ from torch import Tensor
 
 from classgrad.errors import UserError
 from classgrad.methods.base import Step
-from classgrad.methods.flat import gather, products, write
-from classgrad.methods.replay.base import Episodic, moved
+from classgrad.methods.flat import products
+from classgrad.methods.replay.base import Episodic
 from classgrad.networks.network import Network
 
 
@@ -52,28 +54,33 @@ class GEM(Episodic):
     if TYPE_CHECKING:  # aliases, see Settings
         gamma: InitVar[float] = margin
 
-    def adjust_gradients(self, net: Network, step: Step) -> None:
-        """Replace the gradient if it points against that of a finished task."""
+    def references(self, net: Network, step: Step) -> Tensor | None:
+        """Return the rows g_k, one for each finished task."""
         tasks = self._memory.tasks(least=self._least)
         if not tasks:
-            return
-        rows = torch.stack([self.task_gradient(net, task, step) for task in tasks])
-        parameters = moved(step)
-        gradient = gather(parameters, [p.grad for p in parameters])
-        closest = closest_within(gradient, rows, self.margin, self.ridge)
-        if closest is not gradient:
-            write(parameters, closest)
+            return None
+        return torch.stack([self.task_gradient(net, task, step) for task in tasks])
+
+    def corrected(self, gradient: Tensor, references: Tensor) -> Tensor:
+        """Replace the gradient if it points against that of a finished task."""
+        return closest_within(gradient, references, self.margin, self.ridge)
+
+    def closest(self, direction: Tensor, references: Tensor) -> Tensor:
+        """Project a direction onto the cone of those that raise the loss of no finished task."""
+        return closest_within(direction, references)
 
     def task_gradient(self, net: Network, task: int, step: Step) -> Tensor:
         """Return g_k, the gradient of the mean loss over kept samples of a task."""
         count = len(self._memory.parts[task])
         if self.memory_batch:
-            count = max(self.memory_batch, self._least)
+            count = max(self.memory_batch, self._per_task)
         index = self._memory.rows(task, count, step.generator)
         return self.gradient_of(self.task_loss(net, task, index), step)
 
 
-def closest_within(gradient: Tensor, rows: Tensor, margin: float, ridge: float) -> Tensor:
+def closest_within(
+    gradient: Tensor, rows: Tensor, margin: float = 0.0, ridge: float = 0.0
+) -> Tensor:
     """Return g̃ = Gᵀ v + g for the rows G, or g itself if G g >= 0."""
     along = products(rows, gradient[None]).flatten()
     if (along >= 0).all():
@@ -82,8 +89,9 @@ def closest_within(gradient: Tensor, rows: Tensor, margin: float, ridge: float) 
     if not square.isfinite().all():
         raise UserError("the gradient of kept samples is not a finite number: lower learning_rate")
     square.diagonal().add_(ridge)
-    v = minimise_above(square, along, margin)
-    return gradient + v.to(gradient) @ rows
+    kept = square.diagonal() > 0  # without a ridge, a row of zeros constrains nothing
+    v = minimise_above(square[kept][:, kept], along[kept], margin)
+    return gradient + v.to(gradient) @ rows[kept]
 
 
 def minimise_above(q: Tensor, c: Tensor, lower: float = 0.0) -> Tensor:

@@ -12,7 +12,8 @@ of the new task and exemplars x_i, q_i^y is the output of the network before thi
           + Σ_{y old} q_i^y log g_y(x_i) + (1 - q_i^y) log(1 - g_y(x_i)) ]
 
 summed over outputs, averaged over images. From the part of the old outputs its value before the
-task, a constant, is subtracted: it is 0 as long as no weight has moved.
+task, a constant, is subtracted: it is 0 as long as no weight has moved. For that, q is of the same
+batch and the same dropout mask as g (`classgrad.methods.distillation`).
 
 Prediction.  The class of the given task whose mean of exemplars μ_y is nearest to φ(x), both of
 length 1 (`NearestMeans`); the score is -||φ(x) - μ_y||². After every task the means of all classes
@@ -26,9 +27,9 @@ all exemplars. The paper has one growing head that predicts any class; here task
 task is given. No augmentation. The released code averages over outputs, which are summed here.
 
 Where embeddings depend on the task (norms per task), an old head sees every image through its
-task's norms, with stored statistics and without dropout, just as its outputs were recorded. Where
-all tasks have one head, new and old outputs are the same: images of the task have their labels as
-targets, exemplars the recorded outputs.
+task's norms in evaluation mode, so without dropout and with stored statistics where there are any.
+Where all tasks have one head, new and old outputs are the same: images of the task have their
+labels as targets, exemplars the outputs before the task.
 """
 
 from collections.abc import Iterator, Sequence
@@ -52,6 +53,7 @@ from classgrad.methods.distillation import (
     logits_of,
     record,
 )
+from classgrad.methods.replay.base import BATCH_NORMS
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
 from classgrad.tasks import Split, Task, Transform
@@ -155,7 +157,7 @@ def _part(split: Split, index: Tensor) -> Split:
     return Split(split.images[index], split.labels[index])
 
 
-# Fewest exemplars of one task in a pass: fewer make poor batch statistics.
+# Fewest exemplars of one task in a pass, without BatchNorm: a step has a pass for each.
 PER_TASK = 16
 
 
@@ -170,6 +172,9 @@ class ICaRL(Distilled):
 
     memory: int = Field(default=2000, ge=1, description="exemplars kept in all (K)")
     memory_batch: int = Field(default=64, ge=2, description="exemplars in a step")
+    bn_samples: int = Field(
+        default=32, ge=2, description="fewest exemplars of a task in a pass through BatchNorm"
+    )
 
     if TYPE_CHECKING:  # aliases, see Settings
         K: InitVar[int] = memory
@@ -179,6 +184,7 @@ class ICaRL(Distilled):
     _recorded: Tensor | None = PrivateAttr(default=None)  # outputs for the current task's images
     _exemplar_recorded: list[Tensor] = PrivateAttr(default_factory=list)  # by task
     _mean_bytes: int = PrivateAttr(default=0)
+    _normed: bool = PrivateAttr(default=False)
 
     @property
     def exemplars(self) -> list[Split]:
@@ -200,11 +206,15 @@ class ICaRL(Distilled):
                 f"which has no batch statistics: give at least {2 * classes}"
             )
         self._transforms = [task.transform for task in stream]
+        self._normed = any(isinstance(module, BATCH_NORMS) for module in net.modules())
         return NearestMeans.of(net)
 
     def begin_task(self, net: Network, task: Task) -> None:
-        """Record the network's outputs for the new images and the exemplars."""
+        """Record the network's outputs for new images and exemplars, or keep the network itself."""
         if task.id == 0:
+            return
+        if self.needs_teacher(net):
+            self.keep_teacher(net)
             return
         outputs = partial(record, net, generator=seeds.generator(net.seed, "answers", task.id))
         kept = list(zip(self._exemplars, self._transforms, strict=False))
@@ -219,19 +229,30 @@ class ICaRL(Distilled):
         task = step.task.id
         outputs = net.head_parameters(task)[0].shape[0]
         labels = functional.one_hot(step.y, outputs).to(step.x.dtype)
-        recorded = None if self._recorded is None else self._recorded[step.index]
-        total, count = len(step.x) * loss_of_heads(net, step.x, task, labels, recorded), len(step.x)
-        for old, rows, weight in self.draw(step.generator):
+        earlier = None
+        if self._recorded is not None:
+            earlier = self._recorded[step.index]
+        elif not net.shared_head:
+            earlier = self.teacher_logits(net, step.x, range(task))
+        total = len(step.x) * loss_of_heads(net, step.x, task, labels, earlier)
+        count = float(len(step.x))
+        drawn = list(self.draw(step.generator))
+        for old, rows, weight in drawn:
             images = self._exemplars[old].unit_images(rows, step.x.dtype)
-            x, recorded = self._transforms[old](images), self._exemplar_recorded[old][rows]
+            x = self._transforms[old](images)
+            earlier = self.teacher_logits(net, x, [old] if net.shared_head else range(task))
+            if earlier is None:
+                earlier = self._exemplar_recorded[old][rows]
             if net.shared_head:
-                loss = drift(logits_of(net, x, [old])[0], recorded)
+                loss = drift(logits_of(net, x, [old])[0], earlier)
             else:
                 with net.frozen_bn_stats():  # a task's statistics are of its own images
                     no_class = x.new_zeros(len(rows), outputs)
-                    loss = loss_of_heads(net, x, task, no_class, recorded)
-            total = total + len(rows) * weight * loss
-            count += len(rows)
+                    loss = loss_of_heads(net, x, task, no_class, earlier)
+            # More exemplars than asked for, drawn for BatchNorm's sake, do not count for more.
+            share = min(len(rows), self.memory_batch / len(drawn))
+            total = total + share * weight * loss
+            count += share
         return total / count
 
     def draw(self, generator: Generator) -> Iterator[tuple[int, Tensor, float]]:
@@ -239,16 +260,18 @@ class ICaRL(Distilled):
 
         The expected mean of weight x (mean over rows) is the mean over all exemplars.
         """
-        sizes = [len(recorded) for recorded in self._exemplar_recorded]
-        groups = min(len(sizes), max(1, self.memory_batch // PER_TASK))
+        sizes = [len(split) for split in self._exemplars]
+        fewest = self.bn_samples if self._normed else PER_TASK
+        groups = min(len(sizes), max(1, self.memory_batch // fewest))
         for task in torch.randperm(len(sizes), generator=generator)[:groups].tolist():
-            rows = torch.randint(sizes[task], (self.memory_batch // groups,), generator=generator)
+            share = max(self.memory_batch // groups, fewest if self._normed else 1)
+            rows = torch.randint(sizes[task], (share,), generator=generator)
             yield task, rows, sizes[task] * len(sizes) / sum(sizes)
 
     def end_task(self, net: Network, task: Task, generator: Generator) -> None:
         """Herd the new classes, truncate the lists of old ones, and compute all means."""
         assert isinstance(net, NearestMeans), "the network comes from `wrap`"
-        self._recorded, self._exemplar_recorded = None, []
+        self._recorded, self._exemplar_recorded, self._teacher = None, [], None
         classes = task.classes + sum(int(s.labels.max()) + 1 for s in self._exemplars)
         share = self.memory // classes
         embeddings = self._embeddings(net, task.id, task.train, generator)
@@ -272,8 +295,9 @@ class ICaRL(Distilled):
         return super().memory_bytes() + self._mean_bytes
 
     def state_dict(self) -> dict[str, Any]:
-        """Return exemplars and recorded outputs; the means are in the network's state."""
+        """Return exemplars and earlier outputs or network; the means are in the network's state."""
         return {
+            **super().state_dict(),
             "exemplars": [{"images": s.images, "labels": s.labels} for s in self._exemplars],
             "answers": self._recorded,
             "exemplar_answers": list(self._exemplar_recorded),
@@ -282,6 +306,7 @@ class ICaRL(Distilled):
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
         """Load a state, for the network that belongs to it."""
         assert isinstance(net, NearestMeans), "the network comes from `wrap`"
+        super().load_state_dict(state, net)
         self._exemplars = [Split(**part) for part in state["exemplars"]]
         self._recorded = state["answers"]
         self._exemplar_recorded = list(state["exemplar_answers"])
@@ -289,15 +314,15 @@ class ICaRL(Distilled):
 
 
 def loss_of_heads(
-    net: Network, x: Tensor, task: int, targets: Tensor, recorded: Tensor | None
+    net: Network, x: Tensor, task: int, targets: Tensor, earlier: Tensor | None
 ) -> Tensor:
     """Return the loss of the outputs of a task's head and the old ones, averaged over inputs.
 
-    `targets` are those of the task's own outputs, `recorded` has the old heads' recorded logits.
+    `targets` are those of the task's own outputs, `earlier` has the old heads' earlier logits.
     """
     features = net.embed(x, task)
     logits = net.heads[task](features)
     loss = cross_entropies(logits, targets)
-    if recorded is not None:
-        loss = loss + drift(torch.cat(logits_of(net, x, range(task), features), 1), recorded)
+    if earlier is not None:
+        loss = loss + drift(torch.cat(logits_of(net, x, range(task), features), 1), earlier)
     return loss
