@@ -1,8 +1,8 @@
 """APD against its loss, minimised slowly; its parts, its zeros, and old tasks that stay."""
 
 import copy
-from dataclasses import replace
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest

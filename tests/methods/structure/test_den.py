@@ -387,7 +387,9 @@ def test_proximal_steps_are_as_long_as_the_rate_or_as_the_step_taken(shrink, kin
     method._round = "expanded"
     weight = net.trunk.fc2.weight
     free = torch.rand(weight.shape, generator=rng(1)) < 0.7
-    method.set_free(net, {"trunk.fc1.weight": free[:, :4].new_ones(5, 16), "trunk.fc2.weight": free})
+    method.set_free(
+        net, {"trunk.fc1.weight": free[:, :4].new_ones(5, 16), "trunk.fc2.weight": free}
+    )
     step = step_of(FLAT[1], kind([net.trunk.fc1.weight, weight], lr=0.01))
     net.trunk.fc1.weight.grad = torch.zeros_like(net.trunk.fc1.weight)
     weight.grad = torch.randn(weight.shape, generator=rng(2), dtype=weight.dtype)
@@ -412,7 +414,11 @@ def test_proximal_steps_are_as_long_as_the_rate_or_as_the_step_taken(shrink, kin
 )
 @pytest.mark.parametrize(
     "optimiser",
-    [{"learning_rate": 0.05}, {"learning_rate": 0.02, "momentum": 0.9}, {"optimizer": "adam", "learning_rate": 0.001}],
+    [
+        {"learning_rate": 0.05},
+        {"learning_rate": 0.02, "momentum": 0.9},
+        {"optimizer": "adam", "learning_rate": 0.001},
+    ],
 )
 def test_with_its_defaults_it_learns_with_every_optimiser(network, stream, options, optimiser):
     values = {"epochs": 40, "batch_size": 8, "warmup": 0, **options, **optimiser}

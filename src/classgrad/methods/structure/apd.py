@@ -54,7 +54,6 @@ from classgrad.networks.layers import PerTask
 from classgrad.networks.network import Network
 from classgrad.tasks import Task
 
-
 INITIAL_LOGIT = 3.0  # of masks, where τ starts at zero: θ_t starts at 0.95 σ
 
 
@@ -258,7 +257,8 @@ class APD(Method):
     )
 
     start: Literal["zero", "shared"] = Field(
-        default="zero", description="where a task's own part starts: at zero, or at the shared weight"
+        default="zero",
+        description="where a task's own part starts: at zero, or at the shared weight",
     )
 
     if TYPE_CHECKING:  # aliases, see Settings

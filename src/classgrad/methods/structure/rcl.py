@@ -161,7 +161,8 @@ class RCL(Expanding):
         default=100, ge=1, description="units of each of the controller's two layers"
     )
     sees: Literal["outputs", "choices"] = Field(
-        default="outputs", description="what the controller sees: its last output, or its last choice"
+        default="outputs",
+        description="what the controller sees: its last output, or its last choice",
     )
 
     if TYPE_CHECKING:  # aliases, see Settings
