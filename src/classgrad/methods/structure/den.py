@@ -220,7 +220,7 @@ class DEN(Expanding):
     splits: int = Field(default=10, ge=0, description="copied units of a layer, at most")
     shrink: Literal["step", "rate"] = Field(
         default="step",
-        description="what l1 and group_lasso are multiplied by: the step taken, or the learning rate",
+        description="what l1 and group_lasso are relative to: the step taken, or the learning rate",
     )
 
     if TYPE_CHECKING:  # aliases, see Settings

@@ -12,9 +12,9 @@ own outputs, π_l = softmax(W h_l), before anything is drawn from them. So the c
 independent given the controller, as in the released code. With `sees="choices"` its inputs are the
 choices drawn so far, the first one zero, and choices depend on those before them.
 
-The controller learns from each child by REINFORCE: its parameters follow (R - V) Σ_l ∇ log π_l(a_l),
-with V what a critic, linear in s, predicts, itself fitted to R. With `sees="choices"` it is linear
-in the LSTM's state, with a value V_l for each choice. Of all children (`trials`) the one with the
+The controller learns from each child by REINFORCE: it follows (R - V) Σ_l ∇ log π_l(a_l), with V what
+a critic, linear in s, predicts, itself fitted to R. With `sees="choices"` it is linear in the
+LSTM's state, with a value V_l for each choice. Of all children (`trials`) the one with the
 highest reward is kept, of equal ones the first. A task uses only the units that existed when it was
 learnt, so its outputs never change.
 
