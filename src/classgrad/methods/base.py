@@ -61,6 +61,8 @@ class LayerRank:
 
     Where similar classes share directions: the group of each class so far, and its cosine with the
     class by which it joined the group, 1 for the first of a group.
+
+    Where a task selects units: how many the newest task uses.
     """
 
     name: str
@@ -68,6 +70,7 @@ class LayerRank:
     rank: int
     groups: tuple[int, ...] = ()
     cosines: tuple[float, ...] = ()
+    units: int | None = None
 
 
 @dataclass(frozen=True)

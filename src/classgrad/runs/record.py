@@ -71,7 +71,7 @@ class Layer(Part):
 
     Where similar classes share directions, `groups` has the group of each class, in the order they
     were learnt, and `cosines` its cosine with the class that decided this, 1 for the first of a
-    group.
+    group. Where a task selects units, `units` has how many each task uses.
     """
 
     name: str
@@ -79,6 +79,7 @@ class Layer(Part):
     ranks: list[Count] = Field(default_factory=list)
     groups: list[Count] = Field(default_factory=list)
     cosines: list[float] = Field(default_factory=list)
+    units: list[Count] = Field(default_factory=list)
 
 
 class ClassResult(Part):

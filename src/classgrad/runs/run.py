@@ -372,6 +372,8 @@ class Run:
             layer = layers.setdefault(entry.name, Layer(name=entry.name, dimension=entry.dimension))
             layer.ranks.append(entry.rank)
             layer.groups, layer.cosines = list(entry.groups), list(entry.cosines)
+            if entry.units is not None:
+                layer.units.append(entry.units)
         record.layers = list(layers.values())
 
     def base_parameters(self) -> int:

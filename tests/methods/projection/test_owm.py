@@ -80,7 +80,7 @@ def plain_gradients(net, step):
     return {name: p.grad for name, p in other.trunk.named_parameters()}
 
 
-def slow_matrices(net, alphas, every):
+def slow_matrices(net, alphas, every, patches="mean"):
     """P of each layer after a pass over the first task, in the order of generator 5."""
     order = torch.randperm(150, generator=torch.Generator().manual_seed(5))
     result = {}
@@ -88,15 +88,18 @@ def slow_matrices(net, alphas, every):
         images = FIRST.train.images[index].double() / 255
         for name, x in layer_inputs(net.trunk, images).items():
             rows = rows_of(net.trunk.get_submodule(name), x, every)
-            result[name] = learnt(result.get(name, np.eye(rows.shape[1])), rows, alpha)
+            # Every patch with the weight 1/n: the mean of the n matrices rᵀ r.
+            weaker = alpha * len(rows) if patches == "mean" else alpha
+            result[name] = learnt(result.get(name, np.eye(rows.shape[1])), rows, weaker)
     return result
 
 
+@pytest.mark.parametrize("patches", ["mean", "sum"])
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("make", [perceptron, convolutions])
-def test_gradients_of_later_tasks_are_multiplied_by_p(make, every):
-    net, method = learnt_first(make, damping=1e-3, patch_stride=every)
-    slow = slow_matrices(net, [10**-1, 10**-2, 10**-3], every)
+def test_gradients_of_later_tasks_are_multiplied_by_p(make, every, patches):
+    net, method = learnt_first(make, damping=1e-3, patch_stride=every, patches=patches)
+    slow = slow_matrices(net, [10**-1, 10**-2, 10**-3], every, patches)
     step = step_of(SECOND, sgd(net))
     wanted = plain_gradients(net, step)
     method.loss(net, step).backward()
@@ -178,9 +181,8 @@ def test_in_task_p_learns_from_a_batch_before_it_multiplies_its_gradient(make):
         raw = plain_gradients(net, step)
         for name, x in layer_inputs(net.trunk, step.x).items():
             rows = rows_of(net.trunk.get_submodule(name), x, 1)
-            slow[name] = learnt(
-                slow.get(name, np.eye(rows.shape[1])), rows, 1e-2 ** ((number + 1) / 3)
-            )
+            alpha = len(rows) * 1e-2 ** ((number + 1) / 3)
+            slow[name] = learnt(slow.get(name, np.eye(rows.shape[1])), rows, alpha)
         before = {name: net.trunk.get_submodule(name).weight.detach().clone() for name in slow}
         take(net, method, step)
         for name, p in slow.items():
@@ -473,3 +475,20 @@ def test_products_are_in_the_precision_of_the_weights_and_p_is_not():
     assert torch.allclose(
         projection.project(gradient.float()).double(), gradient @ projection.matrix, atol=1e-6
     )
+
+
+def test_a_convolution_keeps_directions_to_learn_in_after_a_task():
+    """With every patch as a row none is left; with its patches as one row, and α = 1e-2, most."""
+    stream = blobs(tasks=1, classes=3, shape=(3, 16, 16), per_class=500)
+    left = {}
+    for patches, damping in (("sum", 1e-5), ("mean", 1e-2)):
+        net = build("alexnet5", stream.input_shape, 1)
+        net.add_task(3)
+        method = OWM(damping={"conv*": damping, "fc*": 1e-3}, patches=patches)
+        method.wrap(net, stream, 1)
+        method.begin_task(net, stream[0])
+        method.end_task(net, stream[0], torch.Generator().manual_seed(5))
+        first = method.layer_ranks()[0]
+        left[patches] = 1 - first.rank / first.dimension
+    assert left["sum"] < 0.1
+    assert 0.3 < left["mean"] < 0.95

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from streams import blobs, step_of
 
 STREAM = blobs(tasks=3, classes=2, shape=(1, 4, 4), per_class=8)
 SMALL = blobs(tasks=2, classes=2, shape=(1, 8, 8), per_class=4)
+# Parts that start dense, so that the tests of what happens to entries have some.
 QUICK = {"epochs": 6, "batch_size": 8, "learning_rate": 0.03, "momentum": 0.8, "warmup": 0}
+QUICK |= {"start": "shared"}
 
 
 def start(method="apd", stream=STREAM, network="mlp", **values):
@@ -57,7 +60,7 @@ def a_layer(tasks=3, *, limit=0.1, conv=False, seed=0):
     with torch.random.fork_rng():
         layer = nn.Conv2d(2, 3, 2, bias=False) if conv else nn.Linear(4, 3, bias=False)
     layer = layer.double()
-    make_decomposed(layer)
+    make_decomposed(layer, from_shared=True)
     assert isinstance(layer, Decomposed)
     layer.limit = limit
     shape = layer.weight.shape
@@ -317,6 +320,28 @@ def test_a_new_part_starts_at_the_shared_weight_and_masks_at_a_half():
         assert (layer.mask(1) == 0.5).all()
         assert not torch.equal(layer.adaptive, layer.own[0].dense(layer.weight))
         assert layer.adaptive is not layer.weight
+
+
+def test_by_default_a_new_part_starts_at_zero_and_the_task_at_nearly_the_shared_weight():
+    running = start(start=APD().start)
+    running.learn(0)
+    begin(running, 1)
+    running.net.select(1)
+    for layer in running.method.layers.values():
+        assert layer.adaptive.count_nonzero() == 0
+        assert torch.allclose(layer.theta(), 0.95 * layer.weight, rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("name", ["apd", "apd2"])
+def test_a_short_run_stores_little_more_than_one_network_and_learns(name):
+    """In sixty steps per task an own part that starts dense stays dense."""
+    values = {"epochs": 30, "batch_size": 8, "warmup": 0, "learning_rate": 0.02, "momentum": 0.9}
+    plan = make_plan(STREAM, name, network="mlp", values=values)
+    record = Run(plan, STREAM).execute()
+    dense = Run(replace(plan, method=plan.method.replace(start="shared")), STREAM).execute()
+    assert 100 < record.capacity < 180
+    assert dense.capacity > 300
+    assert record.average_accuracy > 95
 
 
 @pytest.mark.parametrize("affine", ["first", "task"])

@@ -19,6 +19,7 @@ from streams import blobs
 
 STREAM = blobs(tasks=4, classes=2, shape=(1, 4, 4), per_class=8)
 QUICK = {"epochs": 6, "batch_size": 8, "learning_rate": 0.03, "momentum": 0.8, "warmup": 0}
+QUICK |= {"start": "shared"}  # parts with many entries
 
 
 def rng(seed=0):

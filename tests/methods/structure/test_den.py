@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,6 +29,8 @@ from streams import blobs, step_of
 FLAT = blobs(tasks=3, classes=2, shape=(1, 4, 4), per_class=6)
 SMALL = blobs(tasks=2, classes=2, shape=(1, 8, 8), per_class=6)
 IMAGES = blobs(tasks=2, classes=2, shape=(3, 20, 20), per_class=6)
+DIGITS = blobs(tasks=1, classes=4, shape=(1, 8, 8), per_class=12)
+PICTURES = blobs(tasks=1, classes=3, shape=(3, 16, 16), per_class=12)
 QUICK = {"epochs": 3, "batch_size": 4, "learning_rate": 0.05, "warmup": 0}
 NETWORKS = [
     ("mlp", FLAT, {"width": 6}),
@@ -184,7 +187,7 @@ def test_old_outputs_keep_their_bits_when_disjoint_units_are_retrained(optimiser
 
 
 def test_new_units_that_are_exactly_zero_are_gone_from_the_count():
-    values = {**QUICK, "width": 6, "group_lasso": 1e3, "split_threshold": 1e9, "loss_threshold": 0}
+    values = {**QUICK, "width": 6, "group_lasso": 1e6, "split_threshold": 1e9, "loss_threshold": 0}
     running = Run(make_plan(FLAT, "den", values=values), FLAT)
     running.learn(0)
     count = running.method.stored_parameters(running.net)
@@ -319,13 +322,17 @@ def test_each_round_moves_what_is_its_own_and_nothing_else(values):
             assert not {name for name in moved if name.startswith("trunk.fc")}
         else:
             assert {"trunk.fc1.weight", "trunk.fc2.weight"} <= moved
-        if names[-1] in ("expanded", "split"):
-            for name in ("trunk.fc1.weight", "trunk.fc2.weight"):
+        for name in ("trunk.fc1.weight", "trunk.fc2.weight"):
+            if names[-1] == "expanded":
                 part = tuple(slice(size) for size in first[name].shape)
                 assert not masks[name][part].any()
+            if names[-1] == "split":
+                assert masks[name].all()
         if names[-1] == "split":  # the originals of copies were given their old weights back
-            rows = (now["trunk.fc2.weight"][:8, :8] == first["trunk.fc2.weight"]).all(1)
+            rows = (before["trunk.fc2.weight"][:8, :8] == first["trunk.fc2.weight"]).all(1)
             assert rows.any()
+            pull = running.method._old["trunk.fc2.weight"][:8, :8]
+            assert torch.equal(pull, first["trunk.fc2.weight"])
     assert names == ["head", "selected", "expanded", "split"]
 
 
@@ -352,7 +359,7 @@ def test_copies_are_drawn_to_the_old_weights():
 
 def test_what_is_trained_gets_exact_zeros_in_every_round():
     seen = {}
-    for running, _first, masks, _before in rounds_of(l1=0.4):
+    for running, _first, masks, _before in rounds_of(l1=0.4, shrink="rate"):
         for name, mask in masks.items():
             if name.endswith("weight"):
                 free = running.net.get_parameter(name).detach()[mask]
@@ -362,28 +369,65 @@ def test_what_is_trained_gets_exact_zeros_in_every_round():
 
 
 def test_the_first_task_gets_exact_zeros():
-    running = Run(make_plan(FLAT, "den", values={**QUICK, "width": 8, "l1": 0.05}), FLAT)
+    running = Run(make_plan(FLAT, "den", values={**QUICK, "width": 8, "l1": 3.0}), FLAT)
     running.learn(0)
     for weight in (running.net.trunk.fc1.weight, running.net.heads[0].weight):
         share = 1 - int(weight.count_nonzero()) / weight.numel()
         assert 0.02 < share < 0.98
 
 
-def test_proximal_steps_are_as_long_as_the_rate():
-    net, method = growing(width=4), DEN(l1=0.5, group_lasso=3.0)
+@pytest.mark.parametrize("shrink", ["rate", "step"])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_proximal_steps_are_as_long_as_the_rate_or_as_the_step_taken(shrink, kind):
+    net, method = growing(width=4), DEN(l1=0.5, group_lasso=3.0, shrink=shrink)
     method.begin_task(net, FLAT[1])
     method._next_round(net, FLAT[1])
     before = width(net)
     grow(net, dict.fromkeys(before, 1), rng())
     method._round = "expanded"
-    method.set_free(net, {"trunk.fc2.weight": torch.ones_like(net.trunk.fc2.weight) > 0})
-    was = net.trunk.fc2.weight.detach().clone()
-    method.after_step(net, step_of(FLAT[1], torch.optim.SGD(net.parameters(), lr=0.1)))
-    softened = was.sign() * (was.abs() - 0.05).clamp(min=0)
-    torch.testing.assert_close(net.trunk.fc2.weight[:4], softened[:4])
-    length = softened[4].norm()
-    expected = softened[4] * max(0.0, 1 - 0.3 / float(length))
-    torch.testing.assert_close(net.trunk.fc2.weight[4], expected)
+    weight = net.trunk.fc2.weight
+    free = torch.rand(weight.shape, generator=rng(1)) < 0.7
+    method.set_free(
+        net, {"trunk.fc1.weight": free[:, :4].new_ones(5, 16), "trunk.fc2.weight": free}
+    )
+    step = step_of(FLAT[1], kind([net.trunk.fc1.weight, weight], lr=0.01))
+    net.trunk.fc1.weight.grad = torch.zeros_like(net.trunk.fc1.weight)
+    weight.grad = torch.randn(weight.shape, generator=rng(2), dtype=weight.dtype)
+    was = weight.detach().clone()
+    method.adjust_gradients(net, step)
+    step.optimizer.step()
+    then = weight.detach().clone()
+    method.after_step(net, step)
+    rate = of_new = 0.01
+    if shrink == "step":
+        rate = float(sum((then - was)[free] ** 2) / free.sum()) ** 0.5
+        of_new = float(sum((then - was)[4] ** 2) / 5) ** 0.5
+        assert of_new != rate
+    softened = torch.where(free, then.sign() * (then.abs() - 0.5 * rate).clamp(min=0), then)
+    torch.testing.assert_close(weight[:4].detach(), softened[:4])
+    expected = softened[4] * max(0.0, 1 - 3 * of_new / float(softened[4].norm()))
+    torch.testing.assert_close(weight[4].detach(), expected)
+
+
+@pytest.mark.parametrize(
+    ("network", "stream", "options"), [("mlp", DIGITS, {"width": 64}), ("lenet5", PICTURES, {})]
+)
+@pytest.mark.parametrize(
+    "optimiser",
+    [
+        {"learning_rate": 0.05},
+        {"learning_rate": 0.02, "momentum": 0.9},
+        {"optimizer": "adam", "learning_rate": 0.001},
+    ],
+)
+def test_with_its_defaults_it_learns_with_every_optimiser(network, stream, options, optimiser):
+    values = {"epochs": 40, "batch_size": 8, "warmup": 0, **options, **optimiser}
+    plan = make_plan(stream, "den", network=network, values={"l1": DEN().l1, **values})
+    running = Run(replace(plan, method=DEN()), stream)
+    running.learn(0)
+    weights = [p for p in running.net.parameters() if p.dim() > 1]
+    assert all(int(weight.count_nonzero()) > weight.numel() / 10 for weight in weights)
+    assert running.record.average_accuracy > 90
 
 
 def test_a_head_that_reaches_nothing_frees_nothing():

@@ -528,3 +528,47 @@ def test_bad_settings_are_refused_in_one_line(values, named):
     with pytest.raises(UserError, match=named) as caught:
         methods.make("hat", **values)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [SGD, torch.optim.Adam])
+def test_every_step_of_an_embedding_is_multiplied_by_its_rate(kind):
+    moves = {}
+    for rate in (1.0, 7.0):
+        net, method = gated(width=5, method=HAT(embedding_rate=rate, clip=1e30))
+        before = {n: p.detach().clone() for n, p in net.named_parameters()}
+        moved = list(method.parameters(net, [FLAT[1]]))
+        step = stepped(net, method, FLAT, 1, kind(moved, lr=1e-4), number=1, per_epoch=3)
+        gradients(net, method, step)
+        step.optimizer.step()
+        method.after_step(net, step)
+        moves[rate] = {n: (p.detach() - before[n]).numpy() for n, p in net.named_parameters()}
+    for name, move in moves[1.0].items():
+        factor = 7.0 if name.endswith("embedding_1") else 1.0
+        assert np.allclose(moves[7.0][name], factor * move, rtol=1e-9, atol=1e-15), name
+    assert np.abs(moves[7.0]["trunk.relu1.embedding_1"]).max() > 1e-4
+
+
+def test_short_training_learns_the_masks_only_at_a_higher_rate_of_the_embeddings():
+    """Units that do nothing for the task are switched off; an untrained embedding uses half."""
+    stream, share = blobs(tasks=1, classes=4, shape=(1, 8, 8), per_class=40), {}
+    for rate in (1.0, 30.0):
+        values = {"epochs": 8, "batch_size": 16, "learning_rate": 0.03, "momentum": 0.9}
+        values |= {"warmup": 0, "width": 1000, "embedding_rate": rate}
+        running = Run(make_plan(stream, "hat", network="mlp", values=values), stream)
+        running.learn(0)
+        share[rate] = sum(layer.units[0] for layer in running.record.layers) / 2000
+        assert running.record.average_accuracy > 90
+    assert 0.42 < share[1.0] < 0.58
+    assert 0.05 < share[30.0] < 0.3
+
+
+def test_the_record_has_the_units_of_every_task():
+    values = {"epochs": 2, "batch_size": 6, "learning_rate": 0.05, "warmup": 0, "width": 20}
+    running = Run(make_plan(FLAT, "hat", network="mlp", values=values), FLAT)
+    record = running.execute()
+    for layer in record.layers:
+        gate = running.method._gates[layer.name]
+        masks = [gate.get_parameter(f"embedding_{task}") > 0 for task in range(3)]
+        assert layer.units == [int(mask.sum()) for mask in masks]
+        together = [torch.stack(masks[: n + 1]).any(0) for n in range(3)]
+        assert layer.ranks == [int(mask.sum()) for mask in together]

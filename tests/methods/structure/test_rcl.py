@@ -32,9 +32,10 @@ def start(network="mlp", stream=FLAT, **values):
     return Run(plan, stream)
 
 
-def test_the_policy_gradient_is_that_of_the_expected_reward():
+@pytest.mark.parametrize("sees", ["outputs", "choices"])
+def test_the_policy_gradient_is_that_of_the_expected_reward(sees):
     """Two choices of two: the mean of the estimate over all four against finite differences."""
-    controller = Controller(2, rng(), hidden=3).double()
+    controller = Controller(2, rng(), hidden=3, sees=sees).double()
     rewards = {(0, 0): 0.3, (0, 1): 0.9, (1, 0): -0.4, (1, 1): 0.1}
 
     def expected():
@@ -65,19 +66,37 @@ def test_the_policy_gradient_is_that_of_the_expected_reward():
     assert largest > 1e-2
 
 
-def test_the_critic_learns_the_mean_reward_and_does_not_move_the_controller():
-    controller = Controller(2, rng(), hidden=4, critic_rate=0.05)
+def test_by_default_the_controller_sees_its_outputs_and_draws_from_them_independently():
+    """The chain of softmax outputs, unrolled by hand; what is drawn does not enter it."""
+    controller = Controller(3, rng(), hidden=4).double()
+    seen, memory, outputs = controller.first[None, None], None, []
+    for _ in range(3):
+        state, memory = controller.lstm(seen, memory)
+        seen = torch.softmax(controller.policy(state), 2)
+        outputs.append(seen[0, 0])
+    for actions in ([0, 1, 2], [2, 0, 1], [1, 1, 0]):
+        expected = [outputs[place][action].log() for place, action in enumerate(actions)]
+        torch.testing.assert_close(controller.log_probability(actions), torch.stack(expected))
+    depends = Controller(3, rng(), hidden=4, sees="choices").double()
+    assert depends.log_probability([0, 1])[1] != depends.log_probability([2, 1])[1]
+    assert Controller(3, rng(1), hidden=4).first.tolist() != controller.first.tolist()
+
+
+@pytest.mark.parametrize("sees", ["outputs", "choices"])
+def test_the_critic_learns_the_mean_reward_and_does_not_move_the_controller(sees):
+    controller = Controller(2, rng(), hidden=4, critic_rate=0.05, sees=sees)
     loss = controller.loss([0], 1.0)
-    values = controller.critic(controller.states([0]).detach())
+    values = controller.values(controller.states([0]))
     (critic,) = torch.autograd.grad(loss, [controller.critic.bias])
     assert critic.item() == pytest.approx(2 * (values.item() - 1.0), rel=1e-5)
     for number in range(120):
         controller.learn([number % 2], 0.7)
-    assert controller.critic(controller.states([0])).item() == pytest.approx(0.7, abs=0.02)
+    assert controller.values(controller.states([0])).item() == pytest.approx(0.7, abs=0.02)
 
 
-def test_the_controller_finds_the_best_widths():
-    controller = Controller(4, rng(), hidden=20, rate=0.003, critic_rate=0.05)
+@pytest.mark.parametrize("sees", ["outputs", "choices"])
+def test_the_controller_finds_the_best_widths(sees):
+    controller = Controller(4, rng(), hidden=20, rate=0.003, critic_rate=0.05, sees=sees)
     draws = rng(10)
     for _ in range(400):
         actions = controller.sample(2, draws)

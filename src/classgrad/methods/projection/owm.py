@@ -15,7 +15,11 @@ that P is constant while a task is learnt and does not restrict the first one. `
 of the released code, updates P with every training batch, before P multiplies the gradient of that
 batch, so that the first task is restricted too.
 
-A convolution has a row for each patch of a mean image. Rows R with the same α are learnt together,
+A convolution has a row for each patch of a mean image. By default (`patches="mean"`) the n patches
+of an image are divided by √n, so that together they have the weight of one row, the mean of the
+n matrices rᵀ r. With `patches="sum"`, as in the released code, each has the weight of a row: the
+first convolution then sees 256 rows of 48 inputs with every batch, and no direction is left after
+one task. Rows R with the same α are learnt together,
 
     P <- P - P Rᵀ (α I + R P Rᵀ)⁻¹ R P,
 
@@ -30,7 +34,8 @@ by P too, so the part that comes from the gradient is multiplied by P twice.
 
 Differences from the released code: all layers' biases, and scale and shift of shared norms, are
 frozen after the first task (its networks have none); λ reaches 1 in the last batch (there it stops
-one batch short); rows can be means of fewer samples than a batch (`mean_of`); the best epoch is not
+one batch short); the patches of an image weigh as much as one row; rows can be means of fewer
+samples than a batch (`mean_of`); the best epoch is not
 chosen by test accuracy. As there, by default every second patch along each axis counts
 (`patch_stride`), and clipping, off unless it is set, comes after the product with P.
 """
@@ -106,6 +111,10 @@ class OWM(Method):
         default=2,
         ge=1,
         description="stride along each axis between the patches of a convolution that count",
+    )
+    patches: Literal["mean", "sum"] = Field(
+        default="mean",
+        description="whether all patches of an image together count as one row, or each as one",
     )
     clip: float = Field(
         default=0.0, ge=0, description="largest norm of all gradients together; 0: any"
@@ -194,7 +203,9 @@ class OWM(Method):
         last = layer_values(self.damping, self.projector.sites)
         for name, site in self.projector.sites.items():
             for x in seen.get(site.source, []):
-                rows = mean_rows(site, x, mean_of, self.patch_stride, shard)
+                rows = mean_rows(
+                    site, x, mean_of, self.patch_stride, shard, together=self.patches == "mean"
+                )
                 if not rows.isfinite().all():
                     raise UserError(f"layer '{name}' saw an input that is not a finite number")
                 projection = self._projection(name)
@@ -246,15 +257,26 @@ class OWM(Method):
 
 
 def mean_rows(
-    site: Site, x: Tensor, mean_of: int, patch_stride: int, shard: Shard | None = None
+    site: Site,
+    x: Tensor,
+    mean_of: int,
+    patch_stride: int,
+    shard: Shard | None = None,
+    *,
+    together: bool = False,
 ) -> Tensor:
-    """Input of a layer (n, ...) -> rows of its means over about `mean_of` samples each, float64."""
+    """Input of a layer (n, ...) -> rows of its means over about `mean_of` samples each, float64.
+
+    With `together` the rows of a mean are divided by the square root of their number, so that they
+    have the Rᵀ R of one row.
+    """
     if shard is None or shard.is_whole:
         parts = x.tensor_split(max(1, len(x) // mean_of))
         means = torch.stack([part.mean(0) for part in parts])
     else:
         means = means_of_whole(x, max(1, shard.whole // mean_of), shard)
-    return site.rows(means, patch_stride).cpu().double()
+    rows = site.rows(means, patch_stride).cpu().double()
+    return rows * (len(means) / len(rows)) ** 0.5 if together and len(rows) > len(means) else rows
 
 
 def means_of_whole(x: Tensor, groups: int, shard: Shard) -> Tensor:

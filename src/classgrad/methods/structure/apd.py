@@ -8,8 +8,13 @@ Learning.  Task t minimises, over σ, v_t, τ_t and also over τ_i of every earl
     L_ce + λ1 Σ_{i<=t} ||τ_i||_1 + λ2/2 Σ_{i<t} ||θ*_i - (σ ⊙ m_i + τ_i)||²,
 
 with θ*_i the weight of task i when task t begins: σ may change, and the τ_i of old tasks compensate
-for the change. Masks of old tasks stay. τ_t starts at σ. Weight decay acts on τ_t and v_t, and on σ
-in the first task. After the task, entries |τ_i| <= λ1 become zero.
+for the change. Masks of old tasks stay. Weight decay acts on τ_t and v_t, and on σ in the first
+task. After the task, entries |τ_i| <= λ1 become zero.
+
+Start.  With `start="zero"` τ_t starts at zero and m_t at 0.95, so that the task starts with nearly
+σ, and an entry of τ_t appears only where the loss has a larger gradient than λ1. In the released
+code (`start="shared"`) τ_t starts at σ and m_t at 1/2; the entries that the task does not need then
+have to shrink from |σ| to zero, which takes hundreds of steps, and those left are stored.
 
 Old parts in closed form.  The earlier τ_i appear in the two penalties only, entry by entry. With
 σ' the shared weight when task t begins, r = θ*_i - σ ⊙ m_i = (σ' - σ) ⊙ m_i + τ*_i and κ = λ1/λ2,
@@ -29,13 +34,13 @@ Differences from the released code: there all τ are dense variables that Adam m
 subgradient of the whole loss, T copies of the network with two moments each; here learning a task
 takes σ', one dense τ and the non-zero entries of the old ones. Zeros are exact. Networks have no
 biases. Other shared parameters (scale and shift of BatchNorm with `affine=first`, biases of your
-own network) are frozen after the first task. A shared head is a layer like the others. Masks start
-at 1/2. Validation uses plain cross-entropy.
+own network) are frozen after the first task. A shared head is a layer like the others. Validation
+uses plain cross-entropy.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import InitVar, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -48,6 +53,8 @@ from classgrad.methods.penalty.base import inverse_step_size
 from classgrad.networks.layers import PerTask
 from classgrad.networks.network import Network
 from classgrad.tasks import Task
+
+INITIAL_LOGIT = 3.0  # of masks, where τ starts at zero: θ_t starts at 0.95 σ
 
 
 @dataclass(frozen=True)
@@ -94,10 +101,12 @@ class Decomposed(PerTask):
     common: list[Sparse | None]  # the part that a finished task shares with its group
     limit: float  # λ1/λ2
     tasks: int
+    from_shared: bool  # whether τ starts at σ; otherwise at zero
 
     def add_task(self) -> None:
-        """Add a mask for one more task, 1/2 everywhere, and select it."""
-        start = self.weight.detach().new_zeros(len(self.weight))
+        """Add a mask for one more task, equal for all units, and select it."""
+        v = 0.0 if self.from_shared else INITIAL_LOGIT
+        start = self.weight.detach().new_full((len(self.weight),), v)
         self.register_parameter(f"mask_{self.tasks}", nn.Parameter(start))
         self.task = self.tasks
         self.tasks += 1
@@ -111,10 +120,14 @@ class Decomposed(PerTask):
         return self.logits(task).sigmoid().view(-1, *[1] * (self.weight.dim() - 1))
 
     def begin(self) -> None:
-        """Start to learn the next task, with its τ at σ; do nothing if it has begun."""
+        """Start to learn the next task, with its τ at zero or σ; do nothing if it has begun."""
         if self.adaptive is None:
-            self.adaptive = nn.Parameter(self.weight.detach().clone())
+            self.adaptive = nn.Parameter(self.initial_tau().detach().clone())
             self.anchor = self.weight.detach().clone()
+
+    def initial_tau(self) -> Tensor:
+        """Return τ of a task that has not begun."""
+        return self.weight if self.from_shared else torch.zeros_like(self.weight)
 
     def retrofitted(self, task: int) -> Tensor:
         """Return τ of a finished task at the current σ."""
@@ -124,12 +137,12 @@ class Decomposed(PerTask):
         return soft_threshold((self.anchor - self.weight) * self.mask(task) + tau, self.limit)
 
     def tau(self, task: int) -> Tensor:
-        """Return the part a task adds to σ ⊙ m; σ for a task that has not begun."""
+        """Return the part a task adds to σ ⊙ m."""
         if task < len(self.own):
             common = self.common[task]
             tau = self.retrofitted(task)
             return tau if common is None else tau + common.dense(self.weight)
-        return self.weight if self.adaptive is None else self.adaptive
+        return self.initial_tau() if self.adaptive is None else self.adaptive
 
     def theta(self) -> Tensor:
         """Return the weight of the selected task, σ ⊙ m + τ."""
@@ -190,8 +203,10 @@ def pruned(x: Tensor, threshold: float) -> Tensor:
     return x * (x.abs() > threshold)
 
 
-def make_decomposed(model: nn.Module) -> dict[str, Decomposed]:
+def make_decomposed(model: nn.Module, from_shared: bool = False) -> dict[str, Decomposed]:
     """Convert the trainable Linear and Conv2d layers of a model; return all by name.
+
+    `from_shared` says where τ of every task starts: at σ, or at zero.
 
     Layers that are decomposed already stay as they are; other types are refused.
     """
@@ -212,7 +227,7 @@ def make_decomposed(model: nn.Module) -> dict[str, Decomposed]:
             assert isinstance(layer, Decomposed)
             layer.register_parameter("adaptive", None)
             layer.anchor, layer.own, layer.common = None, [], []
-            layer.limit, layer.tasks = 0.0, 0
+            layer.limit, layer.tasks, layer.from_shared = 0.0, 0, from_shared
             layer.add_task()
             decomposed[name] = layer
     return decomposed
@@ -241,6 +256,11 @@ class APD(Method):
         default=1e-4, ge=0, description="weight decay of a task's own part and mask"
     )
 
+    start: Literal["zero", "shared"] = Field(
+        default="zero",
+        description="where a task's own part starts: at zero, or at the shared weight",
+    )
+
     if TYPE_CHECKING:  # aliases, see Settings
         lambda1: InitVar[float] = sparsity
         lambda2: InitVar[float] = retention
@@ -263,13 +283,13 @@ class APD(Method):
         return net
 
     def _attach(self, net: Network) -> None:
-        self._layers = make_decomposed(net.protected())
+        self._layers = make_decomposed(net.protected(), self.start == "shared")
         for layer in self._layers.values():
             layer.limit = self.sparsity / self.retention
         net.find_layers()
 
     def begin_task(self, net: Network, task: Task) -> None:
-        """Start the task's own part at σ, unless the task has begun before."""
+        """Start the task's own part, unless the task has begun before."""
         for layer in self._layers.values():
             layer.begin()
 

@@ -1,8 +1,10 @@
 """Dynamically Expandable Networks (Yoon, Yang, Lee, Hwang; ICLR 2018).
 
-In every round the trained weights have an L1 penalty μ: after every step of the optimiser, at rate
-r, w <- sign(w) max(|w| - r μ, 0), which leaves exact zeros. The first task trains all weights.
-Later tasks have up to four rounds:
+In every round the trained weights have an L1 penalty μ: after every step of the optimiser,
+w <- sign(w) max(|w| - r μ, 0), which leaves exact zeros. With `shrink="step"` r is the root mean
+square of the step that the layer's trained weights have just taken: μ says how far a weight shrinks
+for what it moves, whatever the optimiser and its rate. The first task trains all weights. Later
+tasks have up to four rounds:
 
 1. Head.  Only the new head is trained, on the existing features.
 2. Selective retraining.  A breadth-first search from the head's non-zero weights down finds the
@@ -12,8 +14,9 @@ Later tasks have up to four rounds:
    gets k units. Only their weights and the head are trained, with a group lasso on g, all incoming
    parameters of a new unit: g <- max(1 - r λ_g / ||g||, 0) g. Units that are all zero are dropped.
 4. Split.  Units whose incoming weights are farther than σ from those after the last task are
-   copied, at most `splits` of a layer, the farthest first. The old unit gets its old weights back,
-   the copy is trained further, with the penalty λ/2 to the old weights.
+   copied, at most `splits` of a layer, the farthest first. The old unit gets its old weights back.
+   Then all weights are trained, with the penalty λ/2 to those after the last task, for a copy to
+   those of its original.
 
 The penalty λ₂/2 ||W||² applies to all trained weights in rounds 2 to 4.
 
@@ -22,19 +25,21 @@ Timestamps: a task uses only the units that existed when it was learnt.
 Choices of ours: every round has the epochs of the settings. New units start with outgoing weights
 of zero. New units and the head see a copy in place of its original; an old unit sees it with a
 weight that starts at zero. The head is free in all rounds but the second, as no other task has it.
-The rate r is the optimiser's learning rate, without regard to momentum.
 
 Differences from the released code: softmax and cross-entropy instead of a sigmoid for each class;
 the breadth-first search begins at all outputs (the code: at the first), the farthest units are
-split (the code: the nearest above σ), also in tasks that added none. Its proximal steps subtract μ
-and λ_g themselves, at rate 1e-3; here they are multiplied by the rate, so the defaults are a
-thousand times its values. It compares the loss of its last batch with τ, and gives round 1 a tenth
-of the steps. It has Linear layers only; here a unit may be a filter, and with BatchNorm a unit's
-scale and shift are trained, grouped, restored and copied with it.
+split (the code: the nearest above σ), also in tasks that added none, and a copy is pulled to its
+original (the code: not at all). Its proximal steps subtract 1e-5 and 1e-3 after steps of Adam at
+rate 1e-3, which are about as long as the rate: 0.01 and 1 times the step. With SGD, whose steps are
+much shorter, constant thresholds zero the network, and so does the learning rate as r
+(`shrink="rate"`, which was the only form at first). The code compares the loss of its last batch
+with τ, and gives round 1 a tenth of the steps. It has Linear layers only; here a unit may be a
+filter, and with BatchNorm a unit's scale and shift are trained, grouped, restored and copied with
+it.
 """
 
 from dataclasses import InitVar
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -141,7 +146,7 @@ def split(
 
     Units beyond the first `before`, copies among them, and the head see a copy in its original's
     place. `old` has the shared values after the last task, by name; the result has those for the
-    copies too, and the current values of everything else.
+    copies too, and the current values of units that the task has added.
     """
     start = width(net)
     rearrange(net, {t: extended(torch.arange(n), copied[t]) for t, n in start.items()})
@@ -164,7 +169,8 @@ def split(
             else:
                 values[numbers, : saved.shape[1]] = saved[numbers]
             anchor = values.clone()
-            anchor[first:] = values[numbers]
+            anchor[tuple(slice(size) for size in saved.shape)] = saved
+            anchor[first:] = anchor[numbers]
             if values.dim() > 1:  # the old weights, from copies in place of originals
                 anchor[first:, behind:] = anchor[first:, columns]
                 anchor[first:, columns] = 0
@@ -212,6 +218,10 @@ class DEN(Expanding):
         default=0.05, ge=0, description="copy units that moved farther (σ)"
     )
     splits: int = Field(default=10, ge=0, description="copied units of a layer, at most")
+    shrink: Literal["step", "rate"] = Field(
+        default="step",
+        description="what l1 and group_lasso are relative to: the step taken, or the learning rate",
+    )
 
     if TYPE_CHECKING:  # aliases, see Settings
         mu: InitVar[float] = l1
@@ -223,6 +233,7 @@ class DEN(Expanding):
     _round: str = PrivateAttr(default="done")  # first; or head, selected, expanded, split; done
     _before: dict[str, int] = PrivateAttr(default_factory=dict)  # units before the newest ones
     _old: dict[str, Tensor] = PrivateAttr(default_factory=dict)  # anchors of the penalty
+    _unmoved: dict[str, Tensor] = PrivateAttr(default_factory=dict)  # weights before a step
 
     def begin_task(self, net: Network, task: Task) -> None:
         """Keep the weights and free the head, unless the task has begun before."""
@@ -263,7 +274,7 @@ class DEN(Expanding):
                 start = width(net)
                 self._old = split(net, drifted, self._old, self._before)
                 self._before = start
-            self.set_free(net, added(net, self._before))
+            self.set_free(net, everything(net))
         else:
             self._round = "done"
 
@@ -287,22 +298,36 @@ class DEN(Expanding):
                     if self._round != "expanded" and name in self._old:
                         parameter.grad.add_(parameter.detach() - self._old[name], alpha=self.drift)
         super().adjust_gradients(net, step)
+        if self.shrink == "step":
+            weights = self._shrunk(net, step.task.id)
+            self._unmoved = {name: weight.detach().clone() for name, weight in weights.items()}
+
+    def _shrunk(self, net: Network, task: int) -> dict[str, Tensor]:
+        """Return the weights that are trained and have the L1 penalty, by name."""
+        weights = {f"trunk.{wire.layer}.weight": layer.weight for wire, layer, _ in wires(net)}
+        weights[f"heads.{task}.weight"] = net.head_parameters(task)[0]
+        return {n: w for n, w in weights.items() if self._free is None or n in self._free}
 
     @torch.no_grad()
     def after_step(self, net: Network, step: Step) -> None:
         """Apply the proximal steps of L1 and of the group lasso."""
         super().after_step(net, step)
         rate = step.optimizer.param_groups[0]["lr"]
-        weights = {f"trunk.{wire.layer}.weight": layer.weight for wire, layer, _ in wires(net)}
-        weights[f"heads.{step.task.id}.weight"] = net.head_parameters(step.task.id)[0]
-        for name, weight in weights.items():
-            if self._free is None:
-                soft_threshold_(weight, rate * self.l1)
-            elif name in self._free:
-                soft_threshold_(weight, rate * self.l1 * self._free[name])
+        moved = {}  # per weight matrix
+        for name, weight in self._shrunk(net, step.task.id).items():
+            free = None if self._free is None else self._free[name]
+            if self.shrink == "step":
+                moved[name] = weight - self._unmoved[name]
+                rate = root_mean_square(moved[name] if free is None else moved[name][free])
+            soft_threshold_(weight, rate * self.l1 if free is None else rate * self.l1 * free)
         if self._round == "expanded":
-            for groups in unit_groups(net, self._before).values():
-                shrink_groups_(groups, rate * self.group_lasso)
+            groups = unit_groups(net, self._before)
+            for wire, _, _ in wires(net):
+                if self.shrink == "step":
+                    new = moved[f"trunk.{wire.layer}.weight"][self._before[wire.target] :]
+                    rate = root_mean_square(new)
+                shrink_groups_(groups[wire.target], rate * self.group_lasso)
+        self._unmoved = {}
 
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
         """Keep only the number of units of each task."""
@@ -320,6 +345,18 @@ class DEN(Expanding):
         super().load_state_dict(state, net)
         self._task, self._round = state["task"], state["round"]
         self._before, self._old = dict(state["before"]), dict(state["old"])
+
+
+def root_mean_square(values: Tensor) -> float:
+    """Return the root mean square of some values, of none 0."""
+    return float(values.square().mean().sqrt()) if values.numel() else 0.0
+
+
+def everything(net: Network) -> dict[str, Tensor]:
+    """Mark all shared weights, and what only the newest task has."""
+    device = next(net.parameters()).device
+    units = {t: torch.ones(n, dtype=torch.bool, device=device) for t, n in width(net).items()}
+    return {**among(net, units), **newest_own(net)}
 
 
 def sub_network(net: Network) -> dict[str, Tensor]:

@@ -7,16 +7,21 @@ weights keep their bits; the weights to and from new units, and the head, are tr
 
     R = validation accuracy (0 to 1) - α Σ_l a_l.
 
-The controller π learns from each child by REINFORCE: its parameters follow Σ_l (R - V_l) ∇ log
-π(a_l | a_1 .. a_{l-1}), with V_l what a critic predicts before choice l, itself fitted to R. Of all
-children (`trials`) the one with the highest reward is kept, of equal ones the first. A task uses
-only the units that existed when it was learnt, so its outputs never change.
+The LSTM's first input is a fixed vector s, drawn at random for the task; its next inputs are its
+own outputs, π_l = softmax(W h_l), before anything is drawn from them. So the choices are
+independent given the controller, as in the released code. With `sees="choices"` its inputs are the
+choices drawn so far, the first one zero, and choices depend on those before them.
+
+The controller learns from each child by REINFORCE: it follows (R - V) Σ_l ∇ log π_l(a_l), with V what
+a critic, linear in s, predicts, itself fitted to R. With `sees="choices"` it is linear in the
+LSTM's state, with a value V_l for each choice. Of all children (`trials`) the one with the
+highest reward is kept, of equal ones the first. A task uses only the units that existed when it was
+learnt, so its outputs never change.
 
 Controller and critic are initialised again for every task, as in the released code. Choices of
-ours: the critic is linear in the LSTM's state; new units start with outgoing weights of zero;
-children of one task differ only in their units, whose weights are drawn from the same seed. With
-BatchNorm, the scales and shifts of new channels are trained, or the task has its own
-(`affine=task`).
+ours: new units start with outgoing weights of zero; children of one task differ only in their
+units, whose weights are drawn from the same seed. With BatchNorm, the scales and shifts of new
+channels are trained, or the task has its own (`affine=task`).
 
 Differences from the released code: layers may be convolutions too, where a unit is a filter.
 """
@@ -24,7 +29,7 @@ Differences from the released code: layers may be convolutions too, where a unit
 import math
 from collections.abc import Sequence
 from dataclasses import InitVar
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -42,11 +47,12 @@ from classgrad.tasks import Task
 
 
 class Controller(nn.Module):
-    """An LSTM that sees the last choice (at first none) and returns the logits of the next.
+    """An LSTM that sees its last output, or the last choice, and returns the logits of the next.
 
-    A critic predicts the reward from the LSTM's state, before each choice; its gradient does not
-    reach the controller.
+    A critic predicts the reward; its gradient does not reach the controller.
     """
+
+    first: Tensor
 
     def __init__(
         self,
@@ -56,17 +62,22 @@ class Controller(nn.Module):
         hidden: int = 100,
         rate: float = 1e-3,
         critic_rate: float = 5e-3,
+        sees: Literal["outputs", "choices"] = "outputs",
     ) -> None:
         super().__init__()
-        self.choices = choices
+        self.choices, self.sees = choices, sees
         with preserved_rng():
             self.lstm = nn.LSTM(choices, hidden, num_layers=2, batch_first=True)
             self.policy = nn.Linear(hidden, choices)
-            self.critic = nn.Linear(hidden, 1)
+            self.critic = nn.Linear(choices if sees == "outputs" else hidden, 1)
         bound = 1 / math.sqrt(hidden)
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.uniform_(-bound, bound, generator=generator)
+            if sees == "outputs":
+                self.register_buffer("first", torch.rand(choices, generator=generator))
+                self.critic.weight.zero_()
+                self.critic.bias.zero_()
         actor = [*self.lstm.parameters(), *self.policy.parameters()]
         groups = [{"params": actor, "lr": rate}]
         groups += [{"params": list(self.critic.parameters()), "lr": critic_rate}]
@@ -74,11 +85,29 @@ class Controller(nn.Module):
 
     def states(self, actions: list[int]) -> Tensor:
         """Return the LSTM's state before each choice (n x hidden)."""
+        if self.sees == "outputs":
+            return self._states_of_outputs(len(actions))
         inputs = torch.zeros(1, len(actions), self.choices, dtype=self.policy.weight.dtype)
         for position, action in enumerate(actions[:-1], start=1):
             inputs[0, position, action] = 1
         states: Tensor = self.lstm(inputs)[0][0]
         return states
+
+    def _states_of_outputs(self, count: int) -> Tensor:
+        """Return the states of an LSTM whose inputs are its own outputs."""
+        states, memory, seen = [], None, self.first.view(1, 1, -1)
+        for _ in range(count):
+            state, memory = self.lstm(seen, memory)
+            seen = self.policy(state).softmax(2)
+            states.append(state[0, 0])
+        return torch.stack(states)
+
+    def values(self, states: Tensor) -> Tensor:
+        """Return the reward that the critic predicts before each choice."""
+        if self.sees == "choices":
+            of_states: Tensor = self.critic(states.detach())[:, 0]
+            return of_states
+        return self.critic(self.first).expand(len(states))
 
     @torch.no_grad()
     def sample(self, count: int, generator: torch.Generator) -> list[int]:
@@ -98,7 +127,7 @@ class Controller(nn.Module):
     def loss(self, actions: list[int], reward: float) -> Tensor:
         """Return -Σ (R - V) log π, V the critic's value, plus the critic's squared error."""
         states = self.states(actions)
-        values = self.critic(states.detach())[:, 0]
+        values = self.values(states)
         logs = self.log_probability(actions, states)
         policy_loss: Tensor = -((reward - values.detach()) * logs).sum()
         return policy_loss + functional.mse_loss(values, torch.full_like(values, reward))
@@ -130,6 +159,10 @@ class RCL(Expanding):
     critic_rate: float = Field(default=5e-3, gt=0, description="learning rate of its critic")
     hidden: int = Field(
         default=100, ge=1, description="units of each of the controller's two layers"
+    )
+    sees: Literal["outputs", "choices"] = Field(
+        default="outputs",
+        description="what the controller sees: its last output, or its last choice",
     )
 
     if TYPE_CHECKING:  # aliases, see Settings
@@ -195,6 +228,7 @@ class RCL(Expanding):
             hidden=self.hidden,
             rate=self.controller_rate,
             critic_rate=self.critic_rate,
+            sees=self.sees,
         )
         for child in self._children:
             controller.learn(child["actions"], child["reward"])
