@@ -479,7 +479,7 @@ def test_products_are_in_the_precision_of_the_weights_and_p_is_not():
 
 def test_a_convolution_keeps_directions_to_learn_in_after_a_task():
     """With every patch as a row none is left; with its patches as one row, and α = 1e-2, most."""
-    stream = blobs(tasks=1, classes=3, shape=(3, 16, 16), per_class=500)
+    stream = blobs(tasks=1, classes=3, shape=(3, 20, 20), per_class=500)
     left = {}
     for patches, damping in (("sum", 1e-5), ("mean", 1e-2)):
         net = build("alexnet5", stream.input_shape, 1)

@@ -12,8 +12,8 @@ own outputs, π_l = softmax(W h_l), before anything is drawn from them. So the c
 independent given the controller, as in the released code. With `sees="choices"` its inputs are the
 choices drawn so far, the first one zero, and choices depend on those before them.
 
-The controller learns from each child by REINFORCE: it follows (R - V) Σ_l ∇ log π_l(a_l), with V what
-a critic, linear in s, predicts, itself fitted to R. With `sees="choices"` it is linear in the
+The controller learns from each child by REINFORCE: it follows (R - V) Σ_l ∇ log π_l(a_l), with V
+what a critic, linear in s, predicts, itself fitted to R. With `sees="choices"` it is linear in the
 LSTM's state, with a value V_l for each choice. Of all children (`trials`) the one with the
 highest reward is kept, of equal ones the first. A task uses only the units that existed when it was
 learnt, so its outputs never change.
@@ -107,7 +107,8 @@ class Controller(nn.Module):
         if self.sees == "choices":
             of_states: Tensor = self.critic(states.detach())[:, 0]
             return of_states
-        return self.critic(self.first).expand(len(states))
+        of_first: Tensor = self.critic(self.first)
+        return of_first.expand(len(states))
 
     @torch.no_grad()
     def sample(self, count: int, generator: torch.Generator) -> list[int]:
