@@ -29,8 +29,8 @@ from streams import blobs, step_of
 FLAT = blobs(tasks=3, classes=2, shape=(1, 4, 4), per_class=6)
 SMALL = blobs(tasks=2, classes=2, shape=(1, 8, 8), per_class=6)
 IMAGES = blobs(tasks=2, classes=2, shape=(3, 20, 20), per_class=6)
-DIGITS = blobs(tasks=1, classes=4, shape=(1, 8, 8), per_class=12)
-PICTURES = blobs(tasks=1, classes=3, shape=(3, 16, 16), per_class=12)
+DIGITS = blobs(tasks=1, classes=10, shape=(1, 8, 8), per_class=20)
+PICTURES = blobs(tasks=1, classes=5, shape=(3, 16, 16), per_class=20)
 QUICK = {"epochs": 3, "batch_size": 4, "learning_rate": 0.05, "warmup": 0}
 NETWORKS = [
     ("mlp", FLAT, {"width": 6}),
@@ -410,18 +410,17 @@ def test_proximal_steps_are_as_long_as_the_rate_or_as_the_step_taken(shrink, kin
 
 
 @pytest.mark.parametrize(
-    ("network", "stream", "options"), [("mlp", DIGITS, {"width": 64}), ("lenet5", PICTURES, {})]
+    ("network", "stream", "options"), [("mlp", DIGITS, {"width": 256}), ("lenet5", PICTURES, {})]
 )
 @pytest.mark.parametrize(
     "optimiser",
     [
-        {"learning_rate": 0.05},
-        {"learning_rate": 0.02, "momentum": 0.9},
+        {"learning_rate": 0.05, "momentum": 0.0},
         {"optimizer": "adam", "learning_rate": 0.001},
     ],
 )
 def test_with_its_defaults_it_learns_with_every_optimiser(network, stream, options, optimiser):
-    values = {"epochs": 40, "batch_size": 8, "warmup": 0, **options, **optimiser}
+    values = {"epochs": 25, "batch_size": 8, "warmup": 0, **options, **optimiser}
     plan = make_plan(stream, "den", network=network, values={"l1": DEN().l1, **values})
     running = Run(replace(plan, method=DEN()), stream)
     running.learn(0)
