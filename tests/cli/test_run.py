@@ -61,7 +61,7 @@ def test_it_says_where_it_is_and_what_came_out(follow, tmp_path, monkeypatch):
 
 def test_methods_that_learn_all_tasks_at_once_do_not_begin_at_the_end(follow, monkeypatch):
     monkeypatch.setattr(jobs, "MESSAGE_INTERVAL", 0.0)
-    _, sent, _ = follow(*words("multitask"))
+    _, sent, _ = follow(*words("multitask", epoch_factor=1))
     assert [at["done"] for at in sent[1:-1]] == pytest.approx([n / 10 for n in range(1, 11)])
 
 

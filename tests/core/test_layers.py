@@ -420,7 +420,9 @@ def columns() -> nn.Module:
 
 
 @pytest.mark.usefixtures("columns_known")
-@pytest.mark.parametrize("method", [GPM(energy=1.0), CGP(energy=1.0, correct_only=False)], ids=repr)
+@pytest.mark.parametrize(
+    "method", [GPM(energy=1.0), CGP(energy=1.0, eta=1, correct_only=False)], ids=repr
+)
 def test_a_kind_of_layer_that_is_registered_keeps_its_outputs_for_old_inputs(
     method: Projected,
 ) -> None:

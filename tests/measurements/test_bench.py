@@ -76,7 +76,9 @@ def test_bases_by_loops_are_those_of_the_library():
     x = torch.rand(60, 2, 10, 10, generator=rng, dtype=torch.float64)
     x[30:] *= torch.rand(30, 2, 10, 10, generator=rng, dtype=torch.float64)
     y = torch.arange(30) % 3
-    guard = attach(model, CGP(similarity=-1, correct_only=False, energy=0.9, samples=8))
+    guard = attach(
+        model, CGP(reading="pooled", similarity=-1, correct_only=False, energy=0.9, samples=8)
+    )
     guard.end_task([(x[:30], y)])
     before = {name: subspace.basis.numpy() for name, subspace in guard.method.subspaces.items()}
     share = guard.method.thresholds()["0"]

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from classgrad.guard.attach import Guard, attach
+from classgrad.methods import Projected
 from oracles.models import built
 
 
@@ -225,3 +227,21 @@ def as_batch(classes: list[np.ndarray]) -> tuple[Tensor, Tensor]:
 def linear_layer(dimension: int) -> nn.Module:
     """Return a model of one bias-free layer '0', whose inputs are those of the model."""
     return built(lambda: nn.Sequential(nn.Linear(dimension, 3, bias=False)))
+
+
+def guarded(method: Projected, dimension: int) -> Guard:
+    """Return a guard on that model, with a method that takes every sample."""
+    return attach(linear_layer(dimension), method.replace(samples=10_000))
+
+
+def learnt(method: Projected, tasks: list[list[np.ndarray]]) -> Guard:
+    """Guard a linear layer whose inputs are the given columns, and end one task after another."""
+    guard = guarded(method, len(tasks[0][0]))
+    for classes in tasks:
+        guard.end_task([as_batch(classes)])
+    return guard
+
+
+def basis_of(guard: Guard) -> np.ndarray:
+    """Return the basis of that layer."""
+    return guard.method.subspaces["0"].basis.numpy()

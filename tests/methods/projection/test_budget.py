@@ -290,10 +290,9 @@ def test_a_run_with_a_budget_that_was_cut_short_ends_with_the_same_bits(
 
 def test_records_made_before_there_was_a_budget_keep_their_names() -> None:
     for name in NAMES:
-        values = {"reading": "pooled"} if name == "cgp" else {}  # as it was then
-        plan = make_plan(method=name, seed=4, values=values)
-        unlimited = make_plan(method=name, seed=4, values={**values, "max_basis_mb": None})
-        limited = make_plan(method=name, seed=4, values={**values, "max_basis_mb": 50})
+        plan = make_plan(method=name, seed=4)
+        unlimited = make_plan(method=name, seed=4, values={"max_basis_mb": None})
+        limited = make_plan(method=name, seed=4, values={"max_basis_mb": 50})
         assert (RECORDS / plan.folder_name() / "record.json").is_file()
         assert unlimited.folder_name() == plan.folder_name() != limited.folder_name()
         assert unlimited.identity() == plan.identity() != limited.identity()

@@ -12,34 +12,25 @@ from torch import nn
 from classgrad import networks
 from classgrad.data.augmix import augmix, crop, flip
 from classgrad.errors import UserError
-from classgrad.guard.attach import Guard, attach
-from classgrad.methods import CGP, Projected, Step
+from classgrad.methods import CGP, Step
 from classgrad.methods.projection.cgp import contrastive
 from classgrad.methods.projection.refining import READINGS
 from classgrad.networks import Network
 from classgrad.tasks import Split, Task, TaskStream
-from oracles.bases import Case, LayerMemory, as_batch, held, linear_layer, projector, random_case
+from oracles.bases import (
+    Case,
+    LayerMemory,
+    basis_of,
+    held,
+    learnt,
+    projector,
+    random_case,
+)
 from oracles.contrast import contrastive_by_loops, supervised_by_loops
 from oracles.models import normal
 from streams import step_of
 
 seeds = st.integers(0, 2**32 - 1)
-
-
-def guarded(method: Projected, dimension: int) -> Guard:
-    return attach(linear_layer(dimension), method.replace(samples=10_000))
-
-
-def learnt(method: Projected, tasks: list[list[np.ndarray]]) -> Guard:
-    """Guard a linear layer whose inputs are the given columns, and end one task after another."""
-    guard = guarded(method, len(tasks[0][0]))
-    for classes in tasks:
-        guard.end_task([as_batch(classes)])
-    return guard
-
-
-def basis_of(guard: Guard) -> np.ndarray:
-    return guard.method.subspaces["0"].basis.numpy()
 
 
 def cgp(case: Case, **values: object) -> CGP:

@@ -11,10 +11,20 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from classgrad.errors import UserError
-from classgrad.guard.attach import Guard, attach
-from classgrad.methods import CGP, GPM, Projected
+from classgrad.guard.attach import attach
+from classgrad.methods import CGP, GPM
 from classgrad.methods.projection.refining import READINGS, Groups, nearest
-from oracles.bases import Case, LayerMemory, as_batch, held, linear_layer, projector, random_case
+from oracles.bases import (
+    Case,
+    LayerMemory,
+    as_batch,
+    basis_of,
+    guarded,
+    held,
+    learnt,
+    projector,
+    random_case,
+)
 from oracles.models import built
 from oracles.refining import ORACLES, Layer, in_turn
 
@@ -89,22 +99,6 @@ def test_a_state_gives_the_same_groups() -> None:
     assert all(map(torch.equal, again.bases, groups.bases))
     again.join(again.open(), unit(1, 1, 1), 1.0)
     assert len(groups.prototypes) == 3
-
-
-def guarded(method: Projected, dimension: int) -> Guard:
-    return attach(linear_layer(dimension), method.replace(samples=10_000))
-
-
-def learnt(method: Projected, tasks: list[list[np.ndarray]]) -> Guard:
-    """Guard a linear layer whose inputs are the given columns, and end one task after another."""
-    guard = guarded(method, len(tasks[0][0]))
-    for classes in tasks:
-        guard.end_task([as_batch(classes)])
-    return guard
-
-
-def basis_of(guard: Guard) -> np.ndarray:
-    return guard.method.subspaces["0"].basis.numpy()
 
 
 def oracle_of(case: Case, reading: str, count: str = "capped") -> LayerMemory | Layer:
