@@ -107,7 +107,7 @@ def started(place, *words, **environment):
 def ended(process):
     """Wait for a process; return exit code, standard output and error."""
     try:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=400)
     finally:
         process.kill()
     return process.returncode, out, err
@@ -115,7 +115,7 @@ def ended(process):
 
 def until_saved(process, place):
     """Wait until a run has saved something."""
-    end = time.monotonic() + 90
+    end = time.monotonic() + 300
     while not list(place.glob("runs/*/checkpoints/0*/manifest.json")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end
