@@ -102,7 +102,9 @@ class Study:
     def job(self, point: Values, seed: int, out: Path) -> Job:
         """Return the trial of a point with a seed."""
         plan = self.plan(point, seed)
-        return Job(plan, run_folder(out, plan), (f"{self.method} {point_text(point)}",))
+        return Job(
+            plan, run_folder(out, plan, same_values=True), (f"{self.method} {point_text(point)}",)
+        )
 
     def jobs(self, out: Path) -> list[Job]:
         """Return the trials: all points with the first seed, then all with the next."""
@@ -131,8 +133,8 @@ def part_of(plan: Plan, name: str) -> str:
 def point_text(point: Values) -> str:
     """Return a point of a grid as text.
 
-    >>> point_text({"energy": 0.9, "rule": "joint"})
-    'energy=0.9 rule=joint'
+    >>> point_text({"energy": 0.9, "reading": "text"})
+    'energy=0.9 reading=text'
     """
     return " ".join(
         f"{name}={value if isinstance(value, str) else json.dumps(value)}"

@@ -160,6 +160,8 @@ class CGP(Budgeted):
         if self.classify_copies:
             logits = net.classify(of_copies, step.task.id)
             entropy = (entropy + functional.cross_entropy(logits, step.y)) / 2
+        if self.contrast == 0:
+            return entropy
         labels = step.task.train.labels[step.batch] if self.positives == "class" else None
         contrast = contrastive(embedding, of_copies, self.temperature, step.shard, labels)
         return entropy + self.contrast * contrast

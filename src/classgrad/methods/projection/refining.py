@@ -12,7 +12,7 @@ four questions, and a *reading* is a set of answers to them:
 | `against`: what counts as stored | `all` | `all` | `group` | `all` |
 | `projection` of gradients | `once` | `once` | `in_turn` | `once` |
 
-- `first_task`. In the first task the inputs of all classes are at hand. `separate`: that makes no
+- `first_task`. In the first task the inputs of all classes are known. `separate`: that makes no
   difference. `pair`: the inputs of a class and of the most similar earlier one are decomposed
   together (Eq. k-rank1), and the result replaces the directions of both. `pairs`: so with each
   similar class in turn, and each result replaces the directions of that class's whole group.
