@@ -1,7 +1,6 @@
 """MNIST, 5-Datasets and the digits."""
 
 import itertools
-import os
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ from classgrad.benchmarks.base import Normalise, Permute
 from classgrad.benchmarks.digits import digits
 from classgrad.data import Images
 
-ROOT = os.environ.get("CLASSGRAD_DATA")
-real = pytest.mark.skipif(not ROOT, reason="CLASSGRAD_DATA is not set: no real data")
 
 
 def small(per_class, channels, size, note="as released"):
@@ -92,16 +89,6 @@ def test_normalise_keeps_precision_and_permute_keeps_shape():
     assert Normalise([0.3], [0.7])(x).dtype == torch.float64
     assert Permute(torch.arange(15, -1, -1))(x).shape == x.shape
     assert torch.equal(Permute(torch.arange(15, -1, -1))(x).flatten(1), x.flatten(1).flip(1))
-
-
-@real
-def test_five_datasets_say_that_subsets_are_subsets():
-    stream = benchmarks.five_datasets(Path(ROOT))
-    assert len(stream.notes) == 10
-    cifar = stream.notes[0]
-    assert cifar.startswith("CIFAR-10: ")
-    complete = len(stream[0].train) + len(stream[0].valid) == 50_000
-    assert complete or "of 50,000" in cifar
 
 
 def test_the_digits_are_those_of_scikit_learn():

@@ -46,10 +46,21 @@ def run_trials(call, *values, method="gpm", seeds="101"):
     assert code == 0, err
 
 
-def test_it_tries_every_point_once_and_writes_the_choice(call, tmp_path, monkeypatch):
+def test_it_runs_what_is_missing_once_and_writes_the_choice(call, tmp_path, monkeypatch):
+    run_trials(call, "epochs=1")
+    (done,) = (tmp_path / "results/tuning/runs").glob("*/record.json")
+    before = done.stat().st_mtime_ns
+    code, out, err = call(*TUNE, *GRID, "--dry-run")
+    assert (code, err) == (0, "")
+    assert re.search(r"^ gpm epochs=1 +gpm +101 +done ", out, re.M)
+    assert "1 of 2 runs to do: about " in out
+    assert not (tmp_path / FILE).exists()
     code, out, err = call(*TUNE, *GRID, "--jobs", "2")
     assert (code, err) == (0, "")
-    assert "2 of 2 runs to do: about " in out
+    assert "gpm epochs=4, seed 101: started" in out
+    assert "gpm epochs=1, seed 101: started" not in out
+    assert done.stat().st_mtime_ns == before
+    assert len(list((tmp_path / "results/tuning/runs").glob("*/record.json"))) == 2
     content = json.loads((tmp_path / FILE).read_text())
     records = []
     for point in content["points"]:
@@ -80,23 +91,6 @@ def test_it_tries_every_point_once_and_writes_the_choice(call, tmp_path, monkeyp
     assert (code, err) == (0, "")
     assert "all runs are done" in out
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
-def test_repeated_it_runs_only_what_is_missing(call, tmp_path):
-    run_trials(call, "epochs=1")
-    (done,) = (tmp_path / "results/tuning/runs").glob("*/record.json")
-    before = done.stat().st_mtime_ns
-    code, out, err = call(*TUNE, *GRID, "--dry-run")
-    assert (code, err) == (0, "")
-    assert re.search(r"^ gpm epochs=1 +gpm +101 +done ", out, re.M)
-    assert "1 of 2 runs to do: about " in out
-    assert not (tmp_path / FILE).exists()
-    code, out, err = call(*TUNE, *GRID)
-    assert (code, err) == (0, "")
-    assert "gpm epochs=4, seed 101: started" in out
-    assert "gpm epochs=1, seed 101: started" not in out
-    assert done.stat().st_mtime_ns == before
-    assert len(list((tmp_path / "results/tuning/runs").glob("*/record.json"))) == 2
 
 
 def test_the_edge_is_told_and_the_recipe_gets_the_choice_with_all_its_remarks(call, tmp_path):

@@ -19,12 +19,11 @@ def test_it_trains_for_a_multiple_of_the_epochs_of_a_task():
     assert seen[len(seen) // 2].rate == pytest.approx(0.05 / 2, rel=0.05)
 
 
-@pytest.mark.parametrize("seed", [101, 102])
-def test_it_is_no_worse_than_finetuning_is_on_each_task_when_that_is_learnt(seed):
+def test_it_is_no_worse_than_finetuning_is_on_each_task_when_that_is_learnt():
     values = {"epochs": 4}
-    rows = run("permuted-digits", "finetune", seed=seed, values=values).accuracy_matrix
+    rows = run("permuted-digits", "finetune", seed=101, values=values).accuracy_matrix
     learnt = [row[number] for number, row in enumerate(rows)]
-    joint = run("permuted-digits", "multitask", seed=seed, values=values)
+    joint = run("permuted-digits", "multitask", seed=101, values=values)
     assert joint.average_accuracy >= sum(learnt) / len(learnt)
 
 

@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster of three nodes on this machine, of which two take one run each."""
+"""Runs on Ray clusters on this machine: one of `--ray auto`, and one of three nodes."""
 
 import json
 import os
@@ -151,6 +151,20 @@ def processes_of(place):
     return result
 
 
+@pytest.mark.slow
+def test_runs_on_a_cluster_end_as_runs_without_one(call, tmp_path):
+    with tempfile.TemporaryDirectory(prefix="ray") as place:
+        words = ["sweep", "-b", "split-digits", "-m", "gpm", *TINY, "--over", "epochs=2,3"]
+        process = started(tmp_path, *words, "--jobs", "1", "--ray", "auto", RAY_TMPDIR=place)
+        code, out, err = ended(process)
+        assert processes_of(place) == []
+    assert (code, err) == (0, ""), out
+    assert len(re.findall(r"^gpm epochs=[23], seed 1: done after .+$", out, re.M)) == 2
+    expected = alone(call, tmp_path, "gpm", *TINY, "--set", "epochs=2")
+    expected |= alone(call, tmp_path, "gpm", *TINY, "--set", "epochs=3")
+    assert records(tmp_path / "runs") == expected
+
+
 @pytest.mark.faults
 def test_stopped_it_saves_and_ends_its_cluster_and_resumes_without_one(call, tmp_path):
     with tempfile.TemporaryDirectory(prefix="ray") as place:
@@ -174,7 +188,7 @@ def test_stopped_it_saves_and_ends_its_cluster_and_resumes_without_one(call, tmp
     assert records(tmp_path / "runs") == alone(call, tmp_path, "finetune", *LONG, "--seed", "1,2")
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_lost_node_a_failed_run_and_one_in_use_do_not_stop_the_others(call, nodes, tmp_path):
     """The node of the first run is killed: it resumes on another one, to the same bits."""
     expected = alone(call, tmp_path, "gpm,finetune", *LONG, "--set", "learning_rate=0.02")
