@@ -13,7 +13,6 @@ from classgrad.benchmarks.digits import digits
 from classgrad.data import Images
 
 
-
 def small(per_class, channels, size, note="as released"):
     labels = torch.arange(10).repeat(per_class)
     images = torch.zeros(len(labels), channels, size, size, dtype=torch.uint8)

@@ -82,9 +82,7 @@ def test_the_study_writes_every_line(tmp_path, monkeypatch):
     result = json.loads((tmp_path / "free.json").read_text())
     assert result["command"].startswith("python -m benchmarks.free")
     assert result["seed"] == 1
-    assert [line["label"] for line in result["lines"]] == [
-        line.label for line in few.lines
-    ]
+    assert [line["label"] for line in result["lines"]] == [line.label for line in few.lines]
     for line in result["lines"]:
         for layer in line["layers"]:
             assert 0 < layer["rank"] <= layer["dimension"]
