@@ -13,7 +13,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 3# processes of make test, one thread each: some wait for others
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Compiled modules are kept: tests start many processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 # Types are checked beside the tests; what mypy says is shown after them.
 define lint_and_test

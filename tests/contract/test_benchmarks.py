@@ -35,6 +35,7 @@ def test_gives_a_stream_whose_parts_do_not_overlap(name):
     assert stream.name == name
     for task in stream:
         assert len(task.train) > len(task.valid) > 0
+    for task in stream[:: max(1, len(stream) // 5)]:
         test = {row.numpy().tobytes() for row in stream.test(task.id).images}
         train = {row.numpy().tobytes() for row in task.train.images}
         valid = {row.numpy().tobytes() for row in task.valid.images}

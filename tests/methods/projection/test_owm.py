@@ -479,10 +479,10 @@ def test_products_are_in_the_precision_of_the_weights_and_p_is_not():
 
 def test_a_convolution_keeps_directions_to_learn_in_after_a_task():
     """With every patch as a row none is left. The noise uses every direction, unlike a photo."""
-    stream = blobs(tasks=1, classes=3, shape=(3, 20, 20), per_class=500)
+    stream = blobs(tasks=1, classes=3, shape=(3, 20, 20), per_class=100)
     left = {}
     for patches, damping in (("sum", 1e-5), ("mean", 1e-2)):
-        net = build("alexnet5", stream.input_shape, 1)
+        net = build("lenet5", stream.input_shape, 1)
         net.add_task(3)
         method = OWM(damping={"conv*": damping, "fc*": 1e-3}, patches=patches)
         method.wrap(net, stream, 1)
