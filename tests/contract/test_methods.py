@@ -16,6 +16,7 @@ from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
 from classgrad.tasks import TaskStream
 from classgrad.training.loop import fit
+from families import FAMILIES
 from streams import blobs
 
 STREAM = blobs()
@@ -26,7 +27,6 @@ LONGER = {"hat": {"epochs": 24}, "er": {"epochs": 12}}
 # Two of the fifty children of a task; with old weights frozen they need more steps. Some of the
 # 200 gradients of a task, each with a number for every weight.
 FEWER = {"rcl": {"trials": 2, "child_epochs": 30}, "ogd": {"samples": 24}}
-FAMILIES = ["cgp", "trgp", "owm", "ewc", "lwf", "er", "hat", "pgn", "apd"]
 OTHER_NETWORKS = [
     ("mlp", {"batch_norm": True, "norm": "stored", "dropout": 0.1}, METHODS),
     ("mlp", {"heads": "shared"}, METHODS),
