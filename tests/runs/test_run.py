@@ -18,9 +18,9 @@ QUICK = {"epochs": 3, "batch_size": 12, "learning_rate": 0.03}
 
 @pytest.fixture(scope="module")
 def default_runs():
-    """The embedded default, as `make run` has it."""
+    """The embedded default, as `make run` has it, but for the epochs."""
     names = ("finetune", "gpm", "cgp")
-    return {name: run(method=name, seed=1) for name in names}
+    return {name: run(method=name, seed=1, values={"epochs": 4}) for name in names}
 
 
 @pytest.mark.slow
