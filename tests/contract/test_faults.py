@@ -21,7 +21,8 @@ STREAM = blobs(tasks=2)
 QUICK = {"epochs": 2, "batch_size": 12, "learning_rate": 0.03, "momentum": 0.8, "width": 24}
 FEWER = {"rcl": {"trials": 2, "child_epochs": 2}}
 
-pytestmark = pytest.mark.parametrize("name", METHODS)
+# All tests of a method one after another: they share what a run left alone learns.
+pytestmark = pytest.mark.parametrize("name", METHODS, scope="module")
 
 
 def settings(name):

@@ -47,7 +47,8 @@ DEEP = [
 GROWS = {"resnet18": "ResNet18", "shared": "heads=task"}
 CANNOT = {"den": GROWS, "rcl": GROWS}
 
-every_method = pytest.mark.parametrize("name", METHODS)
+# All tests of a method one after another: they share its reference.
+every_method = pytest.mark.parametrize("name", METHODS, scope="module")
 
 
 def start(name, network="mlp", stream=STREAM, **values):
