@@ -31,6 +31,7 @@ OTHER_NETWORKS = [
     ("mlp", {"batch_norm": True, "norm": "stored", "dropout": 0.1}, METHODS),
     ("mlp", {"heads": "shared"}, METHODS),
     ("lenet5", {}, FAMILIES),
+    ("mlp", {"precision": "bfloat16"}, METHODS),
 ]
 
 IMAGES = blobs(tasks=2, classes=2, shape=(3, 20, 20), per_class=8)

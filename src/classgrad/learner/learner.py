@@ -41,7 +41,6 @@ KIND = "learner"  # marks the states of learners
 LEARNING = "learning"  # folder of an unfinished task, inside that of the learner
 # Batch statistics would make a prediction depend on its batch.
 STORED = {"norm": "stored", "affine": "task"}
-PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # For tasks of a few hundred images.
 DEFAULT_TRAINING = Training(
     epochs=30, batch_size=32, learning_rate=0.01, momentum=0.9, nesterov=True
@@ -87,8 +86,8 @@ class Learner:
         device: torch.device | str = "cpu",
         precision: str | None = None,
     ) -> None:
-        if precision not in (None, *PRECISIONS):
-            raise unknown("precision", str(precision), PRECISIONS)
+        if precision not in (None, *devices.PRECISIONS):
+            raise unknown("precision", str(precision), devices.PRECISIONS)
         if (trunk is None) == (network is None):
             raise UserError("give either a trunk of your own or the name of a network")
         self.method = CGP() if method is None else method.replace()
@@ -257,9 +256,17 @@ class Learner:
                     self.trunk, self.input_shape, self.seed, embedding=self.embedding
                 )
             net.to(self.device)
-            self.session = Session(net, self.method, self.training, seed=self.seed, classes=classes)
-            precision = PRECISIONS[self.precision] if self.precision else None
-            self.session.net.precision = precision
+            precision = devices.resolve_precision(
+                self.precision or self.training.precision, self.device
+            )
+            self.session = Session(
+                net,
+                self.method,
+                self.training,
+                seed=self.seed,
+                classes=classes,
+                precision=devices.PRECISIONS[precision],
+            )
         return self.session
 
     @torch.no_grad()

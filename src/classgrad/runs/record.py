@@ -142,6 +142,7 @@ class RunRecord(Part):
     capacity: float | None = None  # stored parameters, per cent of the base network's with heads
     versions: dict[str, str] = Field(default_factory=dict)
     device: str = "cpu"  # where the last task was learnt
+    precision: str = "float32"  # in which the trunk multiplied
     processes: Count = 1  # how many learnt the last task
     complete: bool = False
 

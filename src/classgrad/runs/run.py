@@ -177,8 +177,13 @@ class Run:
         """Set up a run of this plan that has learnt nothing yet."""
         self.plan = plan
         refuse_several_processes(plan, self.stream)
+        precision = devices.resolve_precision(plan.training.precision, self.device)
         if world().size > 1:
-            same = {"the settings": plan.as_dict(), "the data": self.fingerprint}
+            same = {
+                "the settings": plan.as_dict(),
+                "the data": self.fingerprint,
+                "the precision": precision,
+            }
             world().refuse_differences({**compared_versions(), **same})
         options = plan.network_options.model_dump()
         shape = self.stream.input_shape
@@ -195,6 +200,7 @@ class Run:
             seed=plan.seed,
             classes=self.stream[0].classes,
             stream=self.stream,
+            precision=devices.PRECISIONS[precision],
         )
         self.steps = 0  # of training, in all tasks so far
         self.scores: list[list[Score]] = []
@@ -206,6 +212,7 @@ class Run:
             **plan.as_dict(),
             tasks=[task.name for task in self.stream],
             data_notes=list(self.stream.notes),
+            precision=precision,
             versions=versions(),
         )
 
@@ -458,6 +465,7 @@ class Run:
         self.steps = state.get("steps", 0)  # states of earlier versions do not count them
         self.record = RunRecord.model_validate(state["record"])
         self.record.schema_version = SCHEMA_VERSION
+        self.net.precision = devices.PRECISIONS[self.record.precision]  # not that of this machine
         session.clock.seconds = self.record.seconds.model_dump()
 
     def _finished_record(self, tell: Tell) -> RunRecord | None:

@@ -44,6 +44,11 @@ class Training(Settings):
         description="when to measure without task identity: after every task, or at the end",
     )
 
+    precision: Literal["float32", "bfloat16", "auto"] = Field(
+        default="float32",
+        description="type in which the trunk multiplies; auto: bfloat16 on processors that have it",
+    )
+
     def schedule_for(self, steps: int) -> Schedule:
         """Return the schedule of a task of at most `steps` steps."""
         if self.schedule == "plateau":

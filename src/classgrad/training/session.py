@@ -12,6 +12,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from classgrad import seeds
 from classgrad.checkpoints import CheckpointManager
 from classgrad.errors import UserError
@@ -56,7 +58,8 @@ class Session:
     """A network and a method, with what they have learnt so far.
 
     `net` must have no head yet; `classes` is the number of classes of the first task. `stream` has
-    all tasks, where they are known in advance.
+    all tasks, where they are known in advance. With `precision` the trunk multiplies in that type;
+    weights, updates and bases keep their own.
     """
 
     def __init__(
@@ -68,10 +71,12 @@ class Session:
         seed: int,
         classes: int,
         stream: Sequence[Task] = (),
+        precision: torch.dtype | None = None,
     ) -> None:
         net.add_task(classes)
         self.method = method
         self.net = method.wrap(net, stream, seed)
+        self.net.precision = precision
         self.training, self.seed = training, seed
         self.tasks = 0  # how many were learnt
         self.prototypes = ClassPrototypes()

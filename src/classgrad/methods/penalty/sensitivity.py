@@ -96,7 +96,8 @@ def per_sample_sums(
                 f"{len(scalars)}: its first dimension must be the batch"
             )
         if g is not None:
-            used.setdefault(layer, []).append((x, g))
+            dtype = next(layer.parameters()).dtype  # under autocast inputs have another one
+            used.setdefault(layer, []).append((x.to(dtype), g.to(dtype)))
     sums: dict[str, Tensor] = {}
     for layer, calls in used.items():
         if isinstance(layer, TaskBatchNorm):
