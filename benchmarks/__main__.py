@@ -20,6 +20,7 @@ RESULTS = Path(__file__).parent / "results.json"
 # The module of each measurement, and about how many seconds it takes, to estimate the time left.
 MEASUREMENTS = {
     "steps": 80,
+    "precision": 60,
     "projecting": 80,
     "bases": 60,
     "augmentation": 20,

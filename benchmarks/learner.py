@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.images import CLASSES, random_task
 from benchmarks.timing import Call
 from classgrad import networks
+from classgrad.devices import PRECISIONS
 from classgrad.methods.projection.base import Projected
 from classgrad.networks import Network
 from classgrad.runs.record import RunRecord
@@ -46,7 +47,14 @@ class Learner:
     It has learnt `learnt` tasks. Without `protect`, its steps are the same without projection.
     """
 
-    def __init__(self, method: str, learnt: int = TASKS, *, protect: bool = True) -> None:
+    def __init__(
+        self,
+        method: str,
+        learnt: int = TASKS,
+        *,
+        protect: bool = True,
+        precision: str = "float32",
+    ) -> None:
         plan = make_plan("split-cifar100", method, values={"epochs": 1, "warmup": 0})
         self.plan, self.method = plan, plan.method
         self.task = random_task(learnt, per_class=BATCH)
@@ -58,6 +66,7 @@ class Learner:
             if protect:
                 self.method.load_state_dict(state_after(learnt, self.method, self.net), self.net)
         self.net.add_task(CLASSES)
+        self.net.precision = PRECISIONS[precision]
         self.method.begin_task(self.net, self.task)
         self.loop = Loop(self.net, self.method, [self.task], plan.training, seed=1)
         self.index = cycle(batches(len(self.task.train), BATCH))
