@@ -13,6 +13,7 @@ from benchmarks.images import CLASSES, random_task
 from benchmarks.timing import Call
 from classgrad import networks
 from classgrad.devices import PRECISIONS
+from classgrad.methods import SGP
 from classgrad.methods.projection.base import Projected
 from classgrad.networks import Network
 from classgrad.runs.record import RunRecord
@@ -86,7 +87,11 @@ def state_after(learnt: int, method: Projected, net: Network) -> dict[str, Any]:
     """Return the state of a method that has learnt some tasks, with random bases."""
     bases = {name: random_basis(*size) for name, size in ranks_after(learnt).items()}
     frozen = method.projector.non_matrix_parameters(net.modules())
-    return {"learnt": learnt, "bases": bases, "frozen": frozen, "groups": {}}
+    state = {"learnt": learnt, "bases": bases, "frozen": frozen, "groups": {}}
+    if isinstance(method, SGP):  # every direction is used by half
+        halves = {name: torch.full((basis.shape[1],), 0.5) for name, basis in bases.items()}
+        state["importance"] = {name: half.double() for name, half in halves.items()}
+    return state
 
 
 def flops(call: Call) -> int:

@@ -15,16 +15,19 @@ Three choices keep that exact and cheap:
 
 Directions can have an importance below 1 (SGP, AAAI 2023): steps along them are then scaled by
 1 - importance instead of removed. Unlike removing, scaling must not be done twice, so it is applied
-either to the gradient or, for the optimisers of the last point, to the update.
+either to the gradient or, for the optimisers of the last point, to the update. In the backward pass
+of a step it is known which part of a gradient was formed from scaled rows: only the rest is scaled.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 
 from classgrad.core import linalg
 from classgrad.core.attention import refuse_positions_first
@@ -125,25 +128,84 @@ class Projection:
         inside, total = torch.linalg.vector_norm(along, dim=0)
         return bool(inside > MAX_LEAK_EPS * torch.finfo(matrix.dtype).eps * total)
 
+    def projects_rows(self, weight: Tensor) -> bool:
+        """Tell whether the current backward pass forms a gradient from projected rows."""
+        return True
 
-class ScaledProjection(Projection):
-    """Scales matrices along each direction by 1 - λ, with λ its importance (SGP, AAAI 2023).
+    def note_from_rows(self, gradient: Tensor) -> None:
+        """Note a part of a weight's gradient that was formed from projected rows."""
 
-    g - g M Λ Mᵀ is computed with the thin M, or as one d x d matrix once M is wider than half of d,
-    so that the cost stops growing there. Rows are not projected: a gradient does not show whether
-    it was scaled already, and it must not be scaled twice.
+
+class SoftProjection(Projection):
+    """A projection that must be applied once, as applying it twice is not the same.
+
+    Within a step, every backward pass applies it: to rows, and by a hook of the weight, which gets
+    the sum of all parts of the gradient, to what was not formed from projected rows. Outside of a
+    step, and where the gradient has an earlier part, it is applied to the whole gradient later.
     """
 
     soft = True
 
+    def __init__(self) -> None:
+        self.by_rows = False  # whether the backward passes of this step have applied it
+        self._in_step = False
+        self._from_rows: Tensor | None = None  # part of this backward pass
+
+    def begin_step(self) -> None:
+        """Apply it in the backward passes that follow."""
+        self._in_step, self.by_rows, self._from_rows = True, False, None
+
+    def end_step(self) -> None:
+        """Apply it in no backward pass any more."""
+        self._in_step, self.by_rows, self._from_rows = False, False, None
+
+    def projects_rows(self, weight: Tensor) -> bool:
+        """Tell whether the current backward pass applies it."""
+        if weight.grad is not None and not self.by_rows and self._from_rows is None:
+            self._in_step = False  # the gradient has a part from before the step
+        return self._in_step
+
+    def note_from_rows(self, gradient: Tensor) -> None:
+        """Note a part of the weight's gradient that was formed from projected rows."""
+        before = self._from_rows
+        self._from_rows = gradient if before is None else before + gradient
+
+    def complete(self, weight: Tensor, gradient: Tensor) -> Tensor | None:
+        """Return the gradient of a backward pass with the rest of it projected, too.
+
+        None means that it is complete as it is.
+        """
+        if not self.projects_rows(weight):
+            return None
+        done, self._from_rows = self._from_rows, None
+        self.by_rows = True
+        with autocast_off(gradient):
+            if done is None:
+                return self.project(gradient)
+            if done.data_ptr() == gradient.data_ptr():
+                return None
+            rest = gradient - done
+            rounding = MAX_LEAK_EPS * torch.finfo(gradient.dtype).eps
+            if float(rest.norm()) <= rounding * float(done.norm()):
+                return None  # several parts, added in another order
+            return done + self.project(rest)
+
+
+class ScaledProjection(SoftProjection):
+    """Scales matrices along each direction by 1 - λ, with λ its importance (SGP, AAAI 2023).
+
+    g - g M Λ Mᵀ is computed with the thin M, or as one d x d matrix once M is wider than half of d,
+    so that the cost stops growing there.
+    """
+
     def __init__(self, subspace: Subspace, like: Tensor, importance: Tensor) -> None:
+        super().__init__()
         basis = subspace.basis
         scaled = basis * importance
         self.inside = subspace.rank <= subspace.dimension // 2
         self.basis = (basis if self.inside else scaled @ basis.T).to(like)
         if self.inside:
             self.scaled = scaled.to(like)
-        self.by_rows = False
 
     def project(self, matrix: Tensor) -> Tensor:
         """Return g - g M Λ Mᵀ of a matrix (o x d)."""
@@ -153,16 +215,15 @@ class ScaledProjection(Projection):
         return torch.addmm(matrix, matrix @ self.scaled.to(matrix.dtype), basis.T, alpha=-1)
 
 
-class SequentialProjection(Projection):
+class SequentialProjection(SoftProjection):
     """Multiplies matrices by I - B Bᵀ for one basis B after another, as the code of CGP does.
 
     The bases are not orthogonal to each other, so doing it twice is not the same as doing it once,
     and the cost grows with their number until all are one d x d matrix.
     """
 
-    soft = True
-
     def __init__(self, bases: Sequence[Tensor], like: Tensor) -> None:
+        super().__init__()
         self.inside = sum(basis.shape[1] for basis in bases) <= len(bases[0]) // 2
         if self.inside:
             self.bases = [basis.to(like) for basis in bases]
@@ -171,7 +232,6 @@ class SequentialProjection(Projection):
             for basis in bases:
                 product = linalg.remove(product, basis)
             self.product = product.to(like)
-        self.by_rows = False
 
     def project(self, matrix: Tensor) -> Tensor:
         """Return g (I - B_1 B_1ᵀ) (I - B_2 B_2ᵀ) ... of a matrix (o x d)."""
@@ -203,6 +263,8 @@ class Projector:
         self._before: dict[Tensor, Tensor] = {}  # by weight
         self._trusted_optimizers = TrustedOptimizers()
         self._patched: list[nn.Module] = []  # layers whose forward is replaced
+        self._hooks: list[RemovableHandle] = []  # of weights with soft projections
+        self._in_step = False
 
     def non_matrix_parameters(self, used: Iterable[nn.Module]) -> list[str]:
         """Name the parameters of these layers that are not weight matrices.
@@ -249,17 +311,41 @@ class Projector:
         self.remove()
         for name, projection in self._projections.items():
             site = self.sites[name]
-            if site.kind.linear and not projection.soft:
-                if "forward" in vars(site.layer):
-                    raise UserError(f"layer '{name}' has a guard already: detach that one first")
-                install_forward(site.layer, ProjectedForward(site, projection, self._most_rows))
-                self._patched.append(site.layer)
+            if not site.kind.linear:
+                continue
+            if isinstance(projection, SoftProjection):
+                hook = partial(projection.complete, site.weight)
+                self._hooks.append(site.weight.register_hook(hook))
+            if "forward" in vars(site.layer):
+                raise UserError(f"layer '{name}' has a guard already: detach that one first")
+            install_forward(site.layer, ProjectedForward(site, projection, self._most_rows))
+            self._patched.append(site.layer)
 
     def remove(self) -> None:
         """Restore the model's layers as they were before `install`."""
         for layer in self._patched:
             remove_forward(layer)
-        self._patched = []
+        for hook in self._hooks:
+            hook.remove()
+        self._patched, self._hooks = [], []
+
+    def begin_step(self, optimizer: torch.optim.Optimizer, *, fresh: bool = False) -> None:
+        """Prepare for the backward passes of a step; soft projections are then cheaper.
+
+        Without this call `before_step` does all that is needed. For `fresh` see there.
+        """
+        self.remember(optimizer, fresh)
+        self._in_step = True
+        for projection in self._soft_projections() if not self._before else ():
+            projection.begin_step()
+
+    def _soft_projections(self) -> list[SoftProjection]:
+        return [one for one in self._projections.values() if isinstance(one, SoftProjection)]
+
+    def _end_step(self) -> None:
+        self._in_step = False
+        for projection in self._soft_projections():
+            projection.end_step()
 
     def before_step(self, optimizer: torch.optim.Optimizer, *, fresh: bool = False) -> None:
         """Project the gradients; call between `backward` and the optimiser's step.
@@ -267,7 +353,8 @@ class Projector:
         A `fresh` optimiser was made for the current task, so all its momentum is from this task,
         even where it was loaded.
         """
-        self.remember(optimizer, fresh)
+        if not self._in_step:
+            self.remember(optimizer, fresh)
         self.project_gradients()
 
     def project_gradients(self) -> None:
@@ -281,9 +368,10 @@ class Projector:
                 continue  # after_step will scale the update, once
             with autocast_off(gradient):
                 matrix = site.matrix(gradient)
-                if not projection.by_rows or projection.leaks(matrix):
+                if not projection.by_rows or (not projection.soft and projection.leaks(matrix)):
                     _write(site, gradient, projection.project(matrix))
             projection.by_rows = False
+        self._end_step()
 
     def remember(self, optimizer: torch.optim.Optimizer, fresh: bool = False) -> None:
         """Keep the weights for `after_step`, if the optimiser's update has to be projected."""
@@ -314,10 +402,12 @@ class Projector:
             optimizer.register_step_pre_hook(self._enter_step),
             optimizer.register_step_post_hook(lambda _opt, _args, _kwargs: self.after_step()),
         ]
+        self.begin_step(optimizer)
         try:
             yield
         finally:
             self._before = {}
+            self._end_step()
             for hook in hooks:
                 hook.remove()
 
@@ -330,7 +420,8 @@ class Projector:
         if not closures:
             self.before_step(optimizer)
             return None
-        self.remember(optimizer)
+        if not self._in_step:
+            self.remember(optimizer)
 
         def closure() -> Any:
             loss = closures[0]()
@@ -363,7 +454,8 @@ class ProjectedForward(EquivalentForward):
         many_rows = self.most_rows(len(rows)) > layer.out_features
         if not torch.is_grad_enabled() or (many_rows and not self.projection.rows_only):
             return functional.linear(input, layer.weight, layer.bias)
-        self.projection.by_rows = True
+        if not self.projection.soft:
+            self.projection.by_rows = True
         result: Tensor = ProjectedRows.apply(rows, layer.weight, layer.bias, self.projection)
         return result.reshape(*input.shape[:-1], layer.out_features)
 
@@ -391,9 +483,12 @@ class ProjectedRows(torch.autograd.Function):
             if ctx.needs_input_grad[0]:
                 grad_input = (grad @ weight.to(grad.dtype)).to(rows.dtype)
             if ctx.needs_input_grad[1]:
-                grad_weight = grad.T.to(weight.dtype) @ ctx.projection.project(
-                    rows.to(weight.dtype)
-                )
+                rows = rows.to(weight.dtype)
+                projects = ctx.projection.projects_rows(weight)
+                rows = ctx.projection.project(rows) if projects else rows
+                grad_weight = grad.T.to(weight.dtype) @ rows
+                if projects:
+                    ctx.projection.note_from_rows(grad_weight)
             if ctx.needs_input_grad[2]:
                 grad_bias = grad.sum(0).to(weight.dtype)
         return grad_input, grad_weight, grad_bias, None

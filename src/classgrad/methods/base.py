@@ -149,6 +149,9 @@ class Method(Settings):
         """Return the mean loss of a batch, or of this process's shard of it."""
         return functional.cross_entropy(net(step.x, step.task.id), step.y)
 
+    def before_backward(self, net: Network, step: Step) -> None:
+        """Prepare for the gradients of a loss, which are all None."""
+
     def adjust_gradients(self, net: Network, step: Step) -> None:
         """Edit the gradients, between `backward` and the optimiser's step."""
 

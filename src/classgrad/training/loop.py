@@ -156,6 +156,7 @@ class Loop:
                 f"{rate:g}) or look for bad values in the images"
             )
         self.optimizer.zero_grad()
+        method.before_backward(net, step)
         (self.scaler.scale(loss) if self.scaler else loss).backward()
         world().average_gradients(self.parameters)
         if self.scaler and not unscale(self.scaler, self.optimizer):

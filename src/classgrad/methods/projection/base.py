@@ -118,6 +118,10 @@ class Projected(Method, ABC):
         """Form gradients from projected rows again."""
         self.projector.install()
 
+    def before_backward(self, net: Network, step: Step) -> None:
+        """Let the backward pass project where that is cheaper."""
+        self.projector.begin_step(step.optimizer, fresh=step.fresh_optimizer)
+
     def adjust_gradients(self, net: Network, step: Step) -> None:
         """Remove the protected part of the gradients (Eq. project2)."""
         self.projector.before_step(step.optimizer, fresh=step.fresh_optimizer)
