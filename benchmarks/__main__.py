@@ -21,6 +21,7 @@ RESULTS = Path(__file__).parent / "results.json"
 MEASUREMENTS = {
     "steps": 80,
     "precision": 60,
+    "sensitivity": 20,
     "projecting": 80,
     "bases": 60,
     "augmentation": 20,

@@ -164,7 +164,7 @@ def _weight_sums(matrices: list[Site], calls: Calls, measure: Measure) -> dict[s
 def _matrix_sum(site: Site, calls: Calls, measure: Measure) -> Tensor:
     """Return Σ_i m(g_iᵀ x_i) (o x d)."""
     gradients = [_positions(site.layer, g)[..., site.start : site.stop] for _, g in calls]
-    g = torch.cat(gradients, dim=1)  # n x positions x o
+    g = _joined(gradients)  # n x positions x o
     count, positions, height = g.shape
     if positions == 1:
         return measure(g[:, 0]).T @ measure(site.rows(calls[0][0]))
@@ -173,8 +173,13 @@ def _matrix_sum(site: Site, calls: Calls, measure: Measure) -> Tensor:
     for start in range(0, count, size):
         part = slice(start, start + size)
         rows = [site.rows(x[part]).view(len(g[part]), -1, site.dimension) for x, _ in calls]
-        total += measure(g[part].transpose(1, 2) @ torch.cat(rows, dim=1)).sum(0)
+        total += measure(g[part].transpose(1, 2) @ _joined(rows)).sum(0)
     return total
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Return the positions of all calls of a layer; most layers are called once."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def _norm_sums(layer: TaskBatchNorm, calls: Calls, measure: Measure) -> dict[str, Tensor]:
