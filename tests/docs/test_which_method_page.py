@@ -71,19 +71,20 @@ def test_whether_the_task_is_needed_is_as_the_page_says(name):
 def test_what_is_said_of_the_records_is_in_them():
     plain = METHODS.keys() - OTHERWISE
     none_lost = {n for n in METHODS if n not in ("imm", "multitask") and number(n, 1) == 0}
-    assert none_lost == {"stl", "pgn", "hat", "rcl", "apd", "apd2"}
+    assert none_lost == {"stl", "pgn", "hat", "rcl", "apd"}
     capacity = {name: float(row[-1].split()[0]) for name, row in FIGURES.items()}
-    assert all(capacity[name] >= 115 for name in none_lost - {"hat"})
+    assert all(capacity[name] >= 110 for name in none_lost - {"hat"})
     little = {"sgp", "gpm", "cgp", "owm", "ewc", "mas", "si"}
     assert plain == little | {"lwf", "ogd"}
-    assert all(number(name, 1) >= -2 for name in little)
+    assert all(number(name, 1) >= -1.2 for name in little)
     assert max(number(name, 1) for name in ("lwf", "ogd")) < -4
     assert max(number(name, 1) for name in ("er", "agem", "gem")) < -4
-    assert number("icarl", 1) >= -2
+    assert number("icarl", 1) >= -2.8
     by_head = {name for name in FIGURES if number(name, 2) > number(name, 3)}
     assert by_head == {"pgn"}
-    one_by_one = FIGURES.keys() - {"multitask", "icarl"}
-    assert all(number(name, 3) < number("icarl", 3) for name in one_by_one)
+    best = max(number(name, 3) for name in FIGURES.keys() - {"multitask"})
+    near = {name for name in FIGURES.keys() - {"multitask"} if number(name, 3) > best - 1}
+    assert near == {"icarl", "gpm", "mas", "sgp"}
     assert number("cgp", 4) > 3 * number("gpm", 4)
     assert FIGURES["ogd"][5].endswith(" MB")
     assert all(FIGURES[name][5].endswith("kB") for name in ("gpm", "cgp", "sgp", "owm", "trgp"))
