@@ -313,13 +313,13 @@ class Projector:
             site = self.sites[name]
             if not site.kind.linear:
                 continue
-            if isinstance(projection, SoftProjection):
-                hook = partial(projection.complete, site.weight)
-                self._hooks.append(site.weight.register_hook(hook))
             if "forward" in vars(site.layer):
                 raise UserError(f"layer '{name}' has a guard already: detach that one first")
             install_forward(site.layer, ProjectedForward(site, projection, self._most_rows))
             self._patched.append(site.layer)
+            if isinstance(projection, SoftProjection):
+                hook = partial(projection.complete, site.weight)
+                self._hooks.append(site.weight.register_hook(hook))
 
     def remove(self) -> None:
         """Restore the model's layers as they were before `install`."""

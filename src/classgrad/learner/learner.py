@@ -38,6 +38,7 @@ from classgrad.training.loop import Observer
 from classgrad.training.session import Session
 
 KIND = "learner"  # marks the states of learners
+PRECISIONS = ("bfloat16", "float16")  # lower than that of the weights
 LEARNING = "learning"  # folder of an unfinished task, inside that of the learner
 # Batch statistics would make a prediction depend on its batch.
 STORED = {"norm": "stored", "affine": "task"}
@@ -86,8 +87,8 @@ class Learner:
         device: torch.device | str = "cpu",
         precision: str | None = None,
     ) -> None:
-        if precision not in (None, *devices.PRECISIONS):
-            raise unknown("precision", str(precision), devices.PRECISIONS)
+        if precision not in (None, *PRECISIONS):
+            raise unknown("precision", str(precision), PRECISIONS)
         if (trunk is None) == (network is None):
             raise UserError("give either a trunk of your own or the name of a network")
         self.method = CGP() if method is None else method.replace()
