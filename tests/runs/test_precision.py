@@ -98,3 +98,11 @@ def test_auto_on_other_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     assert devices.resolve_precision("auto", torch.device("cuda:1")) == "bfloat16"
     assert devices.resolve_precision("auto", torch.device("mps")) == "float32"
+
+
+@pytest.mark.parametrize(("has", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_on_arm(has, expected, monkeypatch):
+    monkeypatch.setattr(devices.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has)
+    assert devices.resolve_precision("auto", CPU) == expected
