@@ -89,8 +89,10 @@ def state_after(learnt: int, method: Projected, net: Network) -> dict[str, Any]:
     frozen = method.projector.non_matrix_parameters(net.modules())
     state = {"learnt": learnt, "bases": bases, "frozen": frozen, "groups": {}}
     if isinstance(method, SGP):  # every direction is used by half
-        halves = {name: torch.full((basis.shape[1],), 0.5) for name, basis in bases.items()}
-        state["importance"] = {name: half.double() for name, half in halves.items()}
+        state["importance"] = {
+            name: torch.full((basis.shape[1],), 0.5, dtype=torch.float64)
+            for name, basis in bases.items()
+        }
     return state
 
 
