@@ -698,3 +698,10 @@ def test_the_narrower_of_basis_and_complement_is_used(rank: int, inside: bool) -
     assert torch.allclose(projection.project(matrix), without(matrix, basis), atol=1e-13)
     assert projection.leaks(matrix)
     assert not projection.leaks(without(matrix, basis) if rank < 7 else 0 * matrix)
+
+
+def test_a_frozen_parameter_that_does_not_exist_is_a_lookup_error() -> None:
+    """What damage of a saved state looks like, so that it is reported as damage."""
+    projector = Projector(built(lambda: nn.Sequential(nn.Linear(2, 2))))
+    with pytest.raises(LookupError):
+        projector.set_projections({}, "0")

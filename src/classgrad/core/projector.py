@@ -303,7 +303,8 @@ class Projector:
                 "was attached: attach when the model is complete"
             )
         self._trusted_optimizers.forget()
-        self._frozen = [self._model.get_parameter(name) for name in frozen]
+        parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        self._frozen = [parameters[name] for name in frozen]
         self._projections = dict(projections)
 
     def install(self) -> None:
