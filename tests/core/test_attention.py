@@ -278,11 +278,13 @@ def test_a_vision_transformer_keeps_its_outputs_for_the_first_task(
 
 
 @pytest.mark.parametrize("name", ["token", "places"])
-def test_loose_parameters_of_a_vision_transformer_are_to_be_frozen(name: str) -> None:
+def test_loose_parameters_of_a_vision_transformer_are_frozen_by_the_first_task(name: str) -> None:
     model = vision()
     model.get_parameter(name).requires_grad_(True)
-    with pytest.raises(UserError, match=rf"'{name}' of a Patches .* requires_grad_\(False\)"):
-        attach(model, CGP())
+    guard = attach(model, CGP(correct_only=False))
+    assert name not in guard.method.frozen
+    guard.end_task([(normal(4, 1, 8, 8), in_turn(4, 2))])
+    assert name in guard.method.frozen
 
 
 def test_loose_parameters_can_be_learnt_with_the_first_task_before_the_guard() -> None:

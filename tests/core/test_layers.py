@@ -311,7 +311,10 @@ REFUSED = {
         replaced_linear,
         ["'0.halved'", "its forward is not that of nn.Linear"],
     ),
-    "nothing to protect": (lambda: nn.Sequential(nn.ReLU()), ["no Linear or convolution"]),
+    "nothing to protect": (
+        lambda: nn.Sequential(nn.ReLU()),
+        ["no trainable Linear or convolution"],
+    ),
 }
 
 

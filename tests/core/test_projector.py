@@ -445,7 +445,8 @@ def updates_projected(
     projector: Projector, optimizer: torch.optim.Optimizer, *, fresh: bool = False
 ) -> bool:
     """Tell whether a projector projects what an optimiser does, beside its gradients."""
-    weight = next(iter(projector.sites.values())).weight
+    stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    weight = next(site.weight for site in projector.sites.values() if site.weight in stepped)
     projector.before_step(optimizer, fresh=fresh)
     with torch.no_grad():
         weight += 1  # far into the subspace

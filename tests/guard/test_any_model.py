@@ -226,18 +226,27 @@ class Bypassed(nn.Module):
 
 @pytest.mark.parametrize(
     ("way", "name"),
-    [("function", "second.weight"), ("forward", "second.weight"), ("norm", "norm.weight")],
+    [("function", "second.weight"), ("forward", "second.weight")],
 )
 def test_a_parameter_used_without_a_call_of_its_layer_is_refused_by_name(
     way: str, name: str
 ) -> None:
     model = built(lambda: Bypassed(way))
     data = [(normal(4, 3), in_turn(4, 2))]
+    guard = attach(model, GPM())
     with pytest.raises(UserError, match=f"parameter '{name}' is used without a call"):
-        attach(model, GPM()).end_task(data)
+        guard.end_task(data)
+    guard.detach()
     model.second.requires_grad_(False)
-    model.norm.requires_grad_(False)
     attach(model, GPM()).end_task(data)
+
+
+def test_a_scale_used_without_a_call_of_its_layer_is_frozen() -> None:
+    model = built(lambda: Bypassed("norm"))
+    guard = attach(model, GPM())
+    guard.end_task([(normal(4, 3), in_turn(4, 2))])
+    assert "norm.weight" in guard.method.frozen
+    assert "norm.bias" not in guard.method.frozen
 
 
 def test_a_layer_that_is_not_used_is_not_refused() -> None:
@@ -248,9 +257,3 @@ def test_a_layer_that_is_not_used_is_not_refused() -> None:
         ("second", 2),
         ("spare", 0),
     ]
-
-
-def test_the_refusal_of_running_statistics_says_what_to_do() -> None:
-    model = built(lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
-    with pytest.raises(UserError, match=r"'1' .*\.TaskBatchNorm, .* or track_running_stats=False"):
-        attach(model, GPM())

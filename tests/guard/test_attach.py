@@ -303,11 +303,13 @@ def test_a_model_has_one_guard_at_a_time() -> None:
     model = built(lambda: nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)))
     data = [(normal(9, 4), in_turn(9, 3))]
     first = attach(model, GPM())
-    first.end_task(data)
-    second = attach(model, GPM())
     with pytest.raises(UserError, match="has a guard already"):
-        second.end_task(data)
+        attach(model, GPM())
+    first.end_task(data)
+    with pytest.raises(UserError, match="has a guard already"):
+        attach(model, GPM())
     first.detach()
+    second = attach(model, GPM())
     second.end_task(data)
     second.detach()
     assert not any("forward" in vars(module) for module in model.modules())

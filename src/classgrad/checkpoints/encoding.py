@@ -84,14 +84,17 @@ def from_storage(stored: Tensor, dtype: Any, shape: Any, strides: Any) -> Tensor
     return stored.reshape(-1).clone().view(wanted).as_strided(shape, strides)
 
 
-def file_pieces(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a safetensors file piece by piece.
+def file_pieces(
+    tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a safetensors file piece by piece; the first one is its header.
 
     `safetensors.torch.save` refuses tensors that share memory, and holds a copy of all of them.
     """
     # The widest dtypes first, so that all elements are aligned in the file.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
-    header, end = {}, 0
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    end = 0
     for name, tensor in ordered:
         start, end = end, end + tensor.nbytes
         header[name] = {

@@ -4,18 +4,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from classgrad.core.layers import Site, Source, inner_modules, tap
-from classgrad.core.projector import refuse_bypassed
+from classgrad.core.projector import bypassed
 from classgrad.core.subspace import Representation
 from classgrad.errors import UserError
 
-Forward = Callable[[Tensor], Tensor]
-Batch = tuple[Tensor, Tensor]
+Forward = Callable[[Any], Tensor]
+Batch = tuple[Any, Tensor]  # inputs, most often a tensor, and labels
 Batches = Iterable[Batch]
 
 # Numbers that may wait to be added to representations: 32 MB in float32.
@@ -47,12 +47,14 @@ class ClassInputs:
 class Collected:
     """Inputs by class, and the layers with parameters that were called.
 
-    If `pooled`, class 0 has the inputs of the whole task.
+    If `pooled`, class 0 has the inputs of the whole task. `bypassed` names parameters that were
+    used although their layers were not called; they are no weight matrices.
     """
 
     classes: dict[int, ClassInputs]
     used: set[nn.Module]
     pooled: bool
+    bypassed: list[str] = field(default_factory=list)
 
 
 class Processes(Protocol):
@@ -155,8 +157,10 @@ def collect(
                 gather.open_classes = never_correct
                 gather.run(forward, batches(), False)
             called |= {inner for module in called for inner in inner_modules(module)}
+            unseen = []
             if gather.last_batch is not None:
-                refuse_bypassed(model, partial(forward, gather.last_batch), called)
+                unseen = bypassed(model, partial(forward, gather.last_batch), called)
+                refuse_unseen_inputs(model, unseen, sites)
     finally:
         for hook in hooks:
             hook.remove()
@@ -171,7 +175,20 @@ def collect(
         raise UserError("the data given at the task's end hold no sample")
     inputs = {label: gather.inputs[label] for label in sorted(gather.present)}
     processes.merge(list(inputs.values()), sites)
-    return Collected(inputs, called, pool)
+    return Collected(inputs, called, pool, unseen)
+
+
+def refuse_unseen_inputs(
+    model: nn.Module, unseen: Iterable[str], sites: Mapping[str, Site]
+) -> None:
+    """Refuse a weight matrix that was used without a call of its layer."""
+    weights = {site.weight for site in sites.values()}
+    for name in unseen:
+        if model.get_parameter(name) in weights:
+            raise UserError(
+                f"parameter '{name}' is used without a call of its layer, so its inputs cannot be "
+                "seen: call the layer, or freeze it with requires_grad_(False)"
+            )
 
 
 class _Gather:
@@ -195,7 +212,7 @@ class _Gather:
         self.labels: set[int] = set()  # every label seen, wanted or not
         self.open_classes = None if pool else wanted  # None: all
         self.pending = 0  # numbers of all classes that are not yet in representations
-        self.last_batch: Tensor | None = None
+        self.last_batch: Any = None
 
     def run(self, forward: Forward, batches: Batches, correct_only: bool) -> None:
         for batch in self.processes.in_step(batches):
@@ -220,19 +237,25 @@ class _Gather:
         self._flush_all()
 
     def _run_batch(
-        self, forward: Forward, x: Tensor, y: Tensor, correct_only: bool
+        self, forward: Forward, x: Any, y: Tensor, correct_only: bool
     ) -> dict[int, Tensor]:
         """Run the model on a batch; return which samples count, by class."""
-        if y.dim() != 1 or y.is_floating_point() or len(y) != len(x):
+        count = len(x) if isinstance(x, Tensor) else None
+        if y.dim() != 1 or y.is_floating_point() or count not in (None, len(y)):
             raise UserError(
-                f"labels of shape {tuple(y.shape)} and type {y.dtype} for {len(x)} samples: "
-                "give one whole number for each"
+                f"labels of shape {tuple(y.shape)} and type {y.dtype} for "
+                f"{'the' if count is None else count} samples: give one whole number for each"
             )
         output, self.last_batch, y = forward(x), x, y.cpu()
         self._check_inputs(len(y))
         self.labels.update(y.unique().tolist())
         correct = torch.ones_like(y, dtype=torch.bool)
         if correct_only:
+            if output.dim() != 2 or len(output) != len(y):
+                raise UserError(
+                    f"the model's output for {len(y)} samples has shape {tuple(output.shape)}: it "
+                    "has to be (samples, classes), to tell which are classified correctly"
+                )
             correct = output.argmax(1).cpu() == y
         label = torch.zeros_like(y) if self.pool else y
         return {

@@ -44,10 +44,15 @@ from classgrad.core.subspace import Subspace
 from classgrad.errors import UserError
 
 
-def refuse_unprotectable(model: nn.Module) -> None:
-    """Refuse, by name, every trainable layer whose outputs for old inputs could not be kept."""
+def refuse_unprotectable(model: nn.Module, freezes_rest: bool = False) -> None:
+    """Refuse, by name, every trainable layer whose outputs for old inputs could not be kept.
+
+    With `freezes_rest` the caller freezes running statistics, and the parameters that are no weight
+    matrix of a known layer. Only layers that look as if they multiplied by a matrix are refused
+    then: frozen, they would silently learn nothing.
+    """
     for name, module in model.named_modules():
-        if is_norm(module) and getattr(module, "track_running_stats", False):
+        if not freezes_rest and has_running_statistics(module):
             raise UserError(
                 f"layer '{name}' ({type(module).__name__}) has running statistics, which every new "
                 "task would change: use classgrad.networks.TaskBatchNorm, which stores them for "
@@ -56,22 +61,39 @@ def refuse_unprotectable(model: nn.Module) -> None:
         refuse_positions_first(name, module)
         if layer_kind(module) is not None or is_norm(module):
             continue
+        if freezes_rest and (isinstance(module, EMBEDDINGS) or any(module.children())):
+            continue
         for label, parameter in module.named_parameters(recurse=False):
-            if parameter.requires_grad:
+            vector = max(parameter.shape, default=1) == parameter.numel()
+            if parameter.requires_grad and not (freezes_rest and vector):
                 where = f"{name}.{label}" if name else label
+                kind = type(module).__name__
                 raise UserError(
-                    f"parameter '{where}' of a {type(module).__name__} cannot be protected: freeze "
-                    "it with requires_grad_(False), or build that part from Linear and Conv layers"
+                    f"parameter '{where}' of a {kind} cannot be protected: freeze it with "
+                    "requires_grad_(False), build that part from Linear and Conv layers, or say "
+                    "which rows it multiplies: classgrad.register_layer("
+                    f"{kind}, classgrad.core.LayerKind())"
                 )
 
 
-def refuse_bypassed(
-    model: nn.Module, run: Callable[[], Tensor], called: Collection[nn.Module]
-) -> None:
-    """Refuse, by name, parameters that affect the output although their layer was not called.
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
-    The inputs of such a weight were not recorded.
-    """
+
+def is_depthwise(layer: nn.Module) -> bool:
+    """Tell whether a layer is a convolution in which every channel is a group of its own."""
+    groups, channels = getattr(layer, "groups", 1), getattr(layer, "in_channels", 0)
+    return bool(groups == channels > 1)
+
+
+def has_running_statistics(module: nn.Module) -> bool:
+    """Tell whether a layer is a norm that updates its statistics in training."""
+    return is_norm(module) and bool(getattr(module, "track_running_stats", False))
+
+
+def bypassed(
+    model: nn.Module, run: Callable[[], Tensor], called: Collection[nn.Module]
+) -> list[str]:
+    """Name the parameters that affect the output although their layer was not called."""
     unseen = {
         f"{prefix}.{name}" if prefix else name: parameter
         for prefix, module in model.named_modules()
@@ -80,18 +102,13 @@ def refuse_bypassed(
         if parameter.requires_grad
     }
     if not unseen:
-        return
+        return []
     with torch.enable_grad():
         total = run().sum()
     if not total.requires_grad:
-        return
+        return []
     gradients = torch.autograd.grad(total, list(unseen.values()), allow_unused=True)
-    for name, gradient in zip(unseen, gradients, strict=True):
-        if gradient is not None:
-            raise UserError(
-                f"parameter '{name}' is used without a call of its layer, so its inputs cannot be "
-                "seen: call the layer, or freeze it with requires_grad_(False)"
-            )
+    return [name for name, g in zip(unseen, gradients, strict=True) if g is not None]
 
 
 # A gradient is projected again if its part along a protected probe direction exceeds this many
@@ -246,38 +263,87 @@ class Projector:
     """Keeps the updates of one model's weights outside protected subspaces.
 
     `most_rows` maps the number of rows in a call of a Linear layer to the number that decides where
-    its gradient is projected: processes that each have a shard of a batch have to agree on it.
+    its gradient is projected: processes that each have a shard of a batch have to agree on it. For
+    `freezes_rest` see `refuse_unprotectable`.
     """
 
-    def __init__(self, model: nn.Module, most_rows: Callable[[int], int] = int) -> None:
-        self._model, self._most_rows = model, most_rows
-        self.sites = sites(model)
-        if not self.sites:
+    def __init__(
+        self,
+        model: nn.Module,
+        most_rows: Callable[[int], int] = int,
+        *,
+        freezes_rest: bool = False,
+    ) -> None:
+        self._model, self._most_rows, self._freezes_rest = model, most_rows, freezes_rest
+        self.sites = self._find_sites()
+        parameters = list(model.parameters())
+        frozen = parameters and not any(p.requires_grad for p in parameters)
+        if not self.sites and not frozen:
             raise UserError(
-                "the model has no Linear or convolution layer: gradient projection has no weight "
-                "matrix to protect"
+                "the model has no trainable Linear or convolution layer: gradient projection has "
+                "no weight matrix to protect"
             )
-        refuse_unprotectable(model)
+        refuse_unprotectable(model, freezes_rest)
+        self._refuse_shared()
         self._projections: dict[str, Projection] = {}
         self._frozen: list[nn.Parameter] = []
         self._before: dict[Tensor, Tensor] = {}  # by weight
+        self._stepped: set[Tensor] | None = None  # parameters of the current optimiser; None: all
         self._trusted_optimizers = TrustedOptimizers()
         self._patched: list[nn.Module] = []  # layers whose forward is replaced
         self._hooks: list[RemovableHandle] = []  # of weights with soft projections
         self._in_step = False
+
+    def _find_sites(self) -> dict[str, Site]:
+        """List the weight matrices to protect.
+
+        A depthwise convolution has a matrix of one row for each channel, often thousands, with few
+        directions, which the first task fills. Where the rest is frozen, they are part of it.
+        """
+        every = sites(self._model)
+        if not self._freezes_rest:
+            return every
+        return {name: site for name, site in every.items() if not is_depthwise(site.layer)}
+
+    @property
+    def weights(self) -> set[Tensor]:
+        """The parameters that have a weight matrix to protect."""
+        return {site.weight for site in self.sites.values()}
+
+    @property
+    def projections(self) -> dict[str, Projection]:
+        """Projections by site, where anything is protected."""
+        return self._projections
+
+    def _refuse_shared(self) -> None:
+        """Refuse a weight matrix that another kind of layer uses in another way."""
+        weights = self.weights
+        for name, module in self._model.named_modules():
+            if layer_kind(module) is not None:
+                continue
+            for label, parameter in module.named_parameters(recurse=False):
+                if parameter in weights and not self._is_inner(module):
+                    raise UserError(
+                        f"parameter '{name}.{label}' is also the weight of a Linear or convolution "
+                        "layer: freeze it with requires_grad_(False), or make two parameters of it"
+                    )
+
+    def _is_inner(self, module: nn.Module) -> bool:
+        """Tell whether a module is a part of a layer that uses its parameters."""
+        return any(module in site.kind.inner_modules(site.layer) for site in self.sites.values())
 
     def non_matrix_parameters(self, used: Iterable[nn.Module]) -> list[str]:
         """Name the parameters of these layers that are not weight matrices.
 
         Biases, scales and shifts cannot be protected direction by direction; they are frozen.
         """
-        layers = set(used)
+        layers, weights = set(used), self.weights
         return [
             f"{prefix}.{label}" if prefix else label
             for prefix, module in self._model.named_modules()
             if module in layers
             for label, parameter in module.named_parameters(recurse=False)
-            if not any(parameter is site.weight for site in self.sites.values())
+            if parameter not in weights
         ]
 
     def protect(self, subspaces: Mapping[str, Subspace], frozen: Iterable[str] = ()) -> None:
@@ -296,7 +362,7 @@ class Projector:
     ) -> None:
         """Apply these projections to all further steps, and freeze these parameters."""
         self.remove()
-        changed = self.sites.keys() ^ sites(self._model).keys()
+        changed = self.sites.keys() ^ self._find_sites().keys()
         if changed:
             raise UserError(
                 f"layer '{min(changed)}' was added, removed, frozen or unfrozen after the guard "
@@ -340,8 +406,14 @@ class Projector:
         for projection in self._soft_projections() if not self._before else ():
             projection.begin_step()
 
+    def _current(self) -> list[tuple[Site, Projection]]:
+        """List the projections of weights that the current optimiser steps."""
+        pairs = [(self.sites[name], one) for name, one in self._projections.items()]
+        stepped = self._stepped
+        return [pair for pair in pairs if stepped is None or pair[0].weight in stepped]
+
     def _soft_projections(self) -> list[SoftProjection]:
-        return [one for one in self._projections.values() if isinstance(one, SoftProjection)]
+        return [one for _, one in self._current() if isinstance(one, SoftProjection)]
 
     def _end_step(self) -> None:
         self._in_step = False
@@ -362,8 +434,7 @@ class Projector:
         """Remove the protected part of every gradient, and the gradients of frozen parameters."""
         for parameter in self._frozen:
             parameter.grad = None
-        for name, projection in self._projections.items():
-            site = self.sites[name]
+        for site, projection in self._current():
             gradient = site.weight.grad
             if gradient is None or (projection.soft and self._before):
                 continue  # after_step will scale the update, once
@@ -377,19 +448,20 @@ class Projector:
     def remember(self, optimizer: torch.optim.Optimizer, fresh: bool = False) -> None:
         """Keep the weights for `after_step`, if the optimiser's update has to be projected."""
         self._before = {}
-        weights = [site.weight for site in self.sites.values()]
-        if self._projections and not self._trusted_optimizers.includes(optimizer, weights, fresh):
+        self._stepped = _parameters_of(optimizer)
+        if self._projections and not self._trusted_optimizers.includes(
+            optimizer, self.weights, fresh
+        ):
             self.keep_weights()
 
     def keep_weights(self) -> None:
         """Keep the weights, so that `after_step` projects the update."""
-        weights = {self.sites[name].weight for name in self._projections}
+        weights = {site.weight for site, _ in self._current()}
         self._before = {weight: weight.detach().clone() for weight in weights}
 
     def after_step(self) -> None:
         """Project the optimiser's update, if it can have a part in the protected subspaces."""
-        for name, projection in self._projections.items() if self._before else ():
-            site = self.sites[name]
+        for site, projection in self._current() if self._before else ():
             weight = site.weight.detach()
             with autocast_off(weight):
                 before = site.matrix(self._before[site.weight])
@@ -400,22 +472,33 @@ class Projector:
     def step(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Wrap `backward` and `optimizer.step` of one training step."""
         hooks = [
-            optimizer.register_step_pre_hook(self._enter_step),
+            optimizer.register_step_pre_hook(self.enter_step),
             optimizer.register_step_post_hook(lambda _opt, _args, _kwargs: self.after_step()),
         ]
+        try:
+            with self.backward_of(optimizer):
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @contextmanager
+    def backward_of(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Wrap a step whose optimiser calls `enter_step` and `after_step`."""
         self.begin_step(optimizer)
         try:
             yield
         finally:
             self._before = {}
             self._end_step()
-            for hook in hooks:
-                hook.remove()
 
-    def _enter_step(
+    def enter_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Project the gradients before the update; with a closure, after each call of it."""
+        """Project the gradients before the update; with a closure, after each call of it.
+
+        A hook before the optimiser's step.
+        """
         # The hook gets the optimiser itself as first argument where `step` was wrapped.
         closures = [value for value in (*args, *kwargs.values()) if callable(value)]
         if not closures:

@@ -296,3 +296,10 @@ class World:
 
 def _kind(values: Tensor) -> str:
     return "sums" if values.is_floating_point() else "counts"
+
+
+def users_world() -> World:
+    """Return the processes of a training that a user has set up with torch.distributed."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return World()
+    return World(distributed.get_rank(), distributed.get_world_size())

@@ -1,61 +1,211 @@
-"""Gradient projection in your own training loop: attach, step, end_task."""
+"""Gradient projection in your own training loop: attach once, end_task after every task, save."""
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from classgrad.core.collect import Forward
-from classgrad.errors import UserError
+from classgrad import defaults
+from classgrad.checkpoints.errors import raising_bad_checkpoint
+from classgrad.core.collect import Batch
+from classgrad.core.projector import has_running_statistics
+from classgrad.errors import UserError, shown, unknown
+from classgrad.guard.leaks import LeakMonitor, OnLeak, tensors
+from classgrad.guard.saved import read_file, write_file
 from classgrad.methods.base import Held, LayerRank
 from classgrad.methods.projection.base import Projected
+from classgrad.methods.saved_state import restore_method
+from classgrad.networks.adapted import NORMS, task_norm
 from classgrad.networks.layers import TaskBatchNorm
+
+Norms = Literal["freeze", "task"]
+KIND = "guard"  # marks the states of guards
 
 
 class Guard:
-    """Keeps a model's outputs for the tasks it has learnt, by a projection method."""
+    """Keeps a model's outputs for the tasks it has learnt, by a projection method; see `attach`."""
 
-    def __init__(self, model: nn.Module, method: Projected) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Projected,
+        *,
+        pretrained: bool = False,
+        norms: Norms = "freeze",
+        on_leak: OnLeak = "raise",
+    ) -> None:
+        self.model = unwrapped(model)
         self.method: Projected = method.replace()
-        self.method.attach(model)
+        self.pretrained, self.norms = pretrained, norms
+        self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, list[RemovableHandle]] = (
+            WeakKeyDictionary()
+        )
+        self._hooks: list[RemovableHandle] = []  # of weights
+        self._frozen_norms: dict[str, RemovableHandle] = {}
+        self._in_step = False
+        self._monitor = LeakMonitor(on_leak)
+        if norms == "task":
+            convert_norms(self.model)
+        refuse_second_guard(self.model)
+        self.method.attach(self.model, freezes_rest=True)
+        for weight in self.method.projector.weights:
+            hook = AfterBackward(self)
+            self._hooks.append(weight.register_post_accumulate_grad_hook(hook))
+        if pretrained:
+            self._freeze_norms(self._running_norms())
+            self.method.freeze(self._others())
+        self._protect()
 
-    def step(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
-        """Wrap `loss.backward()` and `optimizer.step()` of one training step."""
-        return self.method.projector.step(optimizer)
+    # Steps.
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Guard every step of an optimiser from now on; one made later has to be watched, too."""
+        if optimizer not in self._optimizers:
+            self._optimizers[optimizer] = self._hooks_of(optimizer)
+
+    def _hooks_of(self, optimizer: torch.optim.Optimizer) -> list[RemovableHandle]:
+        return [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    @contextmanager
+    def step(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Guard one step: wrap `loss.backward()` and `optimizer.step()`.
+
+        For an optimiser that is not watched. For SGP, steps of any optimiser are faster this way.
+        """
+        hooks = [] if optimizer in self._optimizers else self._hooks_of(optimizer)
+        self._in_step = True
+        try:
+            with self.method.projector.backward_of(optimizer):
+                yield
+        finally:
+            self._in_step = False
+            for hook in hooks:
+                hook.remove()
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self._monitor.before_step()
+        return self.method.projector.enter_step(optimizer, args, kwargs)
+
+    def _after_step(self, _optimizer: object, _args: object, _kwargs: object) -> None:
+        self.method.projector.after_step()
+        self._monitor.after_step()
+
+    def after_backward(self, weight: Tensor) -> None:
+        """Refuse a step that would not be guarded, as soon as there are gradients for it."""
+        if not self._monitor:
+            return
+        if not self._optimizers and not self._in_step:
+            raise UserError(
+                "the guard watches no optimizer, so the next step would not be guarded: give it to "
+                "attach, or call guard.watch(optimizer)"
+            )
+        self._monitor.look_at_changed(weight)
+
+    def accept_weights(self) -> None:
+        """Keep the weights as they are now, after a change that was meant.
+
+        What the earlier tasks have lost by the change stays lost.
+        """
+        self._monitor.accept()
+
+    # Tasks.
 
     def end_task(
         self,
-        loader: Iterable[tuple[Tensor, Tensor]],
+        loader: Iterable[Any],
         *,
         classes: Iterable[int] | None = None,
-        forward: Forward | None = None,
+        forward: Callable[[Any], Any] | None = None,
     ) -> None:
         """Protect the task just learnt.
 
-        `loader` yields batches (inputs, labels) of its training data and must be iterable twice.
-        Each of `classes`, if given, must have a sample. `forward` maps inputs to the logits that
-        tell which samples are classified correctly, for a model that needs more than the inputs.
+        `loader` yields batches of its training data, (inputs, labels) or a mapping with the key
+        "labels", and must be iterable twice. Each of `classes`, if given, must have a sample.
+        `forward` maps inputs to the logits that tell which samples are classified correctly, for a
+        model that needs more than the inputs.
         """
         if iter(loader) is loader:
             raise UserError("the loader can be iterated only once: give a list or a DataLoader")
-        self.method.projector.remove()
-        self.method.learn(self.model, forward or self.model, lambda: loader, classes)
-        self.method.projector.install()
-        for norm in self._norms():
+        self._monitor.look()
+        projector = self.method.projector
+        projector.remove()
+        try:
+            with called_norms(self._running_norms()) as used:
+                self.method.learn(
+                    self.model,
+                    lambda inputs: logits_of((forward or self.model_forward)(inputs)),
+                    lambda: map(as_batch, loader),
+                    classes,
+                )
+        finally:
+            projector.install()
+        self._freeze_norms(used)
+        self.method.share_memory()
+        self._protect()
+        for norm in self._task_norms():
             norm.add_task()
+
+    def model_forward(self, inputs: Any) -> Any:
+        """Call the model with inputs, or with a mapping as keyword arguments."""
+        return self.model(**inputs) if isinstance(inputs, Mapping) else self.model(inputs)
 
     def use_task(self, task: int) -> None:
         """Select a task, from 0, in every `TaskBatchNorm` of the model.
 
         `end_task` selects the next one. A model without such layers needs no call.
         """
-        for norm in self._norms():
+        for norm in self._task_norms():
             norm.task = task
 
-    def _norms(self) -> list[TaskBatchNorm]:
+    def _task_norms(self) -> list[TaskBatchNorm]:
         return [m for m in self.model.modules() if isinstance(m, TaskBatchNorm)]
+
+    def _running_norms(self) -> dict[str, nn.Module]:
+        return {n: m for n, m in self.model.named_modules() if has_running_statistics(m)}
+
+    def _others(self) -> list[str]:
+        """Name the parameters of layers that are neither known by their matrices nor norms."""
+        projector = self.method.projector
+        known = {site.layer for site in projector.sites.values()}
+        return projector.non_matrix_parameters(m for m in self.model.modules() if m not in known)
+
+    def _freeze_norms(self, norms: Mapping[str, nn.Module]) -> None:
+        """Let norms use their running statistics and keep them, also in training."""
+        for name, norm in norms.items():
+            if name not in self._frozen_norms:
+                hook = norm.register_forward_pre_hook(use_running_statistics)
+                self._frozen_norms[name] = hook
+                parameters = [label for label, _ in norm.named_parameters(recurse=False)]
+                self.method.freeze(f"{name}.{label}" if name else label for label in parameters)
+
+    def _protect(self) -> None:
+        """Protect what the method knows, and compare the weights with the present ones."""
+        self.method.protect()
+        self.method.projector.install()
+        buffers = [
+            f"{name}.{label}" if name else label
+            for name in self._frozen_norms
+            for label, _ in self.model.get_submodule(name).named_buffers(recurse=False)
+        ]
+        self._monitor.protect(
+            self.method.projector,
+            self.method.subspaces,
+            tensors(self.method.frozen, self.model.get_parameter)
+            | tensors(buffers, self.model.get_buffer),
+        )
+
+    # What is protected.
 
     def layer_ranks(self) -> list[LayerRank]:
         """Return how much of each layer is protected."""
@@ -68,22 +218,201 @@ class Guard:
     def detach(self) -> None:
         """Restore the model's layers and protect nothing any more."""
         self.method.projector.protect({})
+        self._monitor.protect(self.method.projector, {}, {})
+        for hooks in self._optimizers.values():
+            for hook in hooks:
+                hook.remove()
+        for hook in (*self._hooks, *self._frozen_norms.values()):
+            hook.remove()
+        self._optimizers.clear()
+        self._hooks, self._frozen_norms = [], {}
+
+    # Saving and loading.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of all that the guard knows; the model's weights are not among it."""
+        self._monitor.look()
+        sites = self.method.projector.sites
+        return {
+            "kind": KIND,
+            "defaults": defaults.newest_version(),
+            "method": {"name": self.method.name, **self.method.model_dump()},
+            "pretrained": self.pretrained,
+            "norms": self.norms,
+            "on_leak": self._monitor.on_leak,
+            "layers": {name: list(site.matrix(site.weight).shape) for name, site in sites.items()},
+            "frozen_norms": list(self._frozen_norms),
+            "memory": copy.deepcopy(self.method.state_dict()),
+            "references": self._monitor.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the state of a guard of the same model, method and settings."""
+        with raising_bad_checkpoint("the state of the guard"):
+            if state["kind"] != KIND:
+                raise UserError("this is the state of a run or a learner, not of a guard")
+            self._refuse_other_layers(state["layers"])
+            norms = self._running_norms()
+            missing = [name for name in state["frozen_norms"] if name not in norms]
+            if missing:
+                raise UserError(f"the model has no norm '{missing[0]}', which this guard froze")
+            memory = copy.deepcopy(dict(state["memory"]))
+            absent = set(memory["frozen"]) - dict(self.model.named_parameters()).keys()
+            if absent:
+                raise UserError(f"the model has no parameter '{min(absent)}', which was frozen")
+            before = copy.deepcopy(self.method.state_dict())
+            try:
+                self.method.load_memory(memory)
+                self._freeze_norms({name: norms[name] for name in state["frozen_norms"]})
+                self._protect()
+                self._monitor.refuse_other_weights(state["references"])
+            except BaseException:
+                self.method.load_memory(before)
+                self._protect()
+                raise
+
+    def _refuse_other_layers(self, layers: Mapping[str, list[int]]) -> None:
+        sites = self.method.projector.sites
+        for name in [*layers, *sites]:
+            own = list(sites[name].matrix(sites[name].weight).shape) if name in sites else None
+            saved = layers.get(name)
+            if own != saved:
+                raise UserError(
+                    f"layer '{name}' is {_shape(saved)} in the guard and {_shape(own)} in the "
+                    "model: attach the guard to the model it was saved with"
+                )
+
+    def save(self, path: Path | str) -> None:
+        """Save the guard in one file, whole or not at all; save the model's weights beside it."""
+        write_file(Path(path), self.state_dict())
 
 
-def attach(model: nn.Module, method: Projected) -> Guard:
-    """Put a guard with a projection method on a model, for use in any training loop.
+def _shape(shape: list[int] | None) -> str:
+    return "missing" if shape is None else " x ".join(map(str, shape))
+
+
+class AfterBackward:
+    """The hook of a guarded weight, called when it has got a gradient."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+
+    def __call__(self, weight: Tensor) -> None:
+        """Tell the guard."""
+        self.guard.after_backward(weight)
+
+
+def refuse_second_guard(model: nn.Module) -> None:
+    """Refuse a model that has a guard."""
+    for name, parameter in model.named_parameters():
+        hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+        if any(isinstance(hook, AfterBackward) for hook in hooks.values()):
+            raise UserError(f"layer of '{name}' has a guard already: detach that one first")
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside torch.compile's, DataParallel's or DistributedDataParallel's."""
+    while True:
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif "_orig_mod" in model._modules:
+            model = model.get_submodule("_orig_mod")
+        else:
+            return model
+
+
+def use_running_statistics(norm: nn.Module, _args: object) -> None:
+    """Let a norm behave as in evaluation; a hook before its forward pass."""
+    norm.training = False
+
+
+@contextmanager
+def called_norms(norms: Mapping[str, nn.Module]) -> Iterator[dict[str, nn.Module]]:
+    """Yield a dict that fills with those of the norms that are called in the block."""
+    called: dict[str, nn.Module] = {}
+
+    def note(name: str) -> Callable[[nn.Module, Any], None]:
+        return lambda norm, _args: called.update({name: norm})
+
+    hooks = [norm.register_forward_pre_hook(note(name)) for name, norm in norms.items()]
+    try:
+        yield called
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def convert_norms(model: nn.Module) -> None:
+    """Replace BatchNorm with running statistics by one with statistics for each task."""
+    for module in list(model.modules()):
+        for name, layer in list(module.named_children()):
+            if isinstance(layer, NORMS) and layer.track_running_stats:
+                setattr(module, name, task_norm(layer))
+
+
+def as_batch(batch: Any) -> Batch:
+    """Return the inputs and labels of a batch that a loader yields."""
+    if isinstance(batch, Mapping):
+        labels = batch.get("labels")
+        inputs: Any = {name: value for name, value in batch.items() if name != "labels"}
+    elif isinstance(batch, tuple | list) and len(batch) == 2:
+        inputs, labels = batch
+    else:
+        labels = None
+    if not isinstance(labels, Tensor):
+        raise UserError(
+            "a batch of the loader is neither (inputs, labels) nor a mapping with a tensor "
+            f"'labels': it is {shown(type(batch).__name__)}"
+        )
+    return inputs, labels
+
+
+def logits_of(output: Any) -> Tensor:
+    """Return the logits in what a model returns: a tensor, or the `logits` of an object."""
+    if isinstance(output, Mapping) and "logits" in output:
+        output = output["logits"]
+    output = getattr(output, "logits", output)
+    if isinstance(output, tuple | list) and output:
+        output = output[0]
+    if not isinstance(output, Tensor):
+        raise UserError(
+            f"the model returns {shown(type(output).__name__)}, not a tensor or an object with "
+            "logits: give a forward that maps inputs to logits"
+        )
+    return output
+
+
+def attach(
+    model: nn.Module,
+    method: Projected | Path | str,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    pretrained: bool = False,
+    norms: Norms = "freeze",
+    on_leak: OnLeak = "raise",
+) -> Guard:
+    """Put a guard on a model, for use in any training loop; its steps are guarded from then on.
+
+    `method` is CGP, GPM or SGP, or the file that a guard was saved in, with all its settings.
+    Every step of the optimiser is guarded; `Guard.watch` adds one that is made later.
+
+    What is no weight matrix of a known layer is learnt with the first task that uses it, and frozen
+    when that ends: biases, scales, embeddings, tokens. Norms keep the running statistics they have
+    then (`norms="task"` converts them to one set for each task). Of a `pretrained` model, running
+    statistics, embeddings, tokens and the scales of norms are frozen from the start.
+
+    If anything else than a guarded step moves protected weights, the guard raises a `LeakError`, or
+    warns, or moves the weights back, as `on_leak` says.
 
     >>> import torch, classgrad
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    >>> guard = classgrad.attach(model, classgrad.CGP(epsilon=0.99))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> guard = classgrad.attach(model, classgrad.CGP(epsilon=0.99), optimizer)
     >>> x, y = torch.randn(16, 4), torch.arange(16) % 2
     >>> for task in range(2):
-    ...     loss = nn.functional.cross_entropy(model(x), y)
     ...     optimizer.zero_grad()
-    ...     with guard.step(optimizer):
-    ...         loss.backward()
-    ...         optimizer.step()
+    ...     nn.functional.cross_entropy(model(x), y).backward()
+    ...     optimizer.step()
     ...     guard.end_task([(x, y)])
     >>> [layer.name for layer in guard.layer_ranks()]
     ['0', '2']
@@ -91,13 +420,51 @@ def attach(model: nn.Module, method: Projected) -> Guard:
     CGP's contrastive loss is part of the loss, which you compute yourself here:
     `classgrad.methods.projection.cgp.contrastive`.
     """
-    if not isinstance(method, Projected):
-        raise UserError(
-            f"{type(method).__name__} is not a projection method: attach takes CGP, GPM or SGP"
+    if isinstance(method, Path | str):
+        guard = load(model, Path(method))
+    else:
+        refuse_method(method)
+        if norms not in ("freeze", "task"):
+            raise unknown("norms", str(norms), ["freeze", "task"])
+        if on_leak not in ("raise", "warn", "restore"):
+            raise unknown("on_leak", str(on_leak), ["raise", "warn", "restore"])
+        guard = Guard(model, method, pretrained=pretrained, norms=norms, on_leak=on_leak)
+    if optimizer is not None:
+        guard.watch(optimizer)
+    return guard
+
+
+def load(model: nn.Module, path: Path) -> Guard:
+    """Put the guard that was saved in a file on a model with the weights it had then."""
+    state = read_file(path)
+    with raising_bad_checkpoint(f"'{path}'"):
+        if state.get("kind") != KIND:
+            raise UserError(f"'{path}' holds no guard")
+        version = defaults.check_version(state["defaults"])
+        method = restore_method(state["method"], None, version)
+        refuse_method(method)
+        guard = Guard(
+            model,
+            method,
+            pretrained=state["pretrained"],
+            norms=state["norms"],
+            on_leak=state["on_leak"],
         )
+        try:
+            guard.load_state_dict(state)
+        except BaseException:
+            guard.detach()
+            raise
+    return guard
+
+
+def refuse_method(method: object) -> None:
+    """Refuse what cannot protect a model in a user's own loop."""
+    name = type(method).__name__
+    if not isinstance(method, Projected):
+        raise UserError(f"{name} is not a projection method: attach takes CGP, GPM or SGP")
     if not method.attachable:
         raise UserError(
-            f"{type(method).__name__} changes the network before each task: use it in a run; "
+            f"{name} changes the network before each task: use it in a run; "
             "attach takes CGP, GPM or SGP"
         )
-    return Guard(model, method)

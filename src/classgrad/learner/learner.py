@@ -24,9 +24,9 @@ from classgrad.errors import UserError, unknown
 from classgrad.learner.drift import Reference, take_reference
 from classgrad.learner.inputs import Data, Images, as_split, split_off_validation
 from classgrad.learner.learnt import LayerForecast, LearntTask, forecast_all
-from classgrad.methods import METHODS
 from classgrad.methods.base import Method
 from classgrad.methods.projection.cgp import CGP
+from classgrad.methods.saved_state import restore_method
 from classgrad.networks.adapted import adapted
 from classgrad.networks.network import Network
 from classgrad.prediction.accuracy import ClassPrototypes, inputs
@@ -602,19 +602,6 @@ def unfinished_state(checkpoints: CheckpointManager, learnt: int) -> dict[str, A
     """
     loaded = checkpoints.load()
     return None if loaded is None or loaded.state.get("tasks", learnt) < learnt else loaded.state
-
-
-def restore_method(values: Mapping[str, Any], given: Method | None, version: int) -> Method:
-    """Return the method of a state with the settings it was saved with, or the one given."""
-    settings = dict(values)
-    name = settings.pop("name")
-    if given is not None:
-        if given.name != name:
-            raise UserError(f"this learner's method is {name}, not {given.name}: give that one")
-        return given
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    return defaults.restore(f"method {name}", METHODS[name], settings, version)
 
 
 def restore_network_options(state: Mapping[str, Any], version: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The protocol of a method. Its defaults are finetuning: learn each task, protect nothing."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -199,7 +199,7 @@ class Method(Settings):
     def restore(self, state: dict[str, Any], net: Network) -> None:
         """Load a state whose tensors are on any device."""
         device = torch.device("cpu") if self.on_cpu else next(net.parameters()).device
-        self.load_state_dict(to_device(state, device), net)
+        self.load_state_dict(to_device(a_dict(state), device), net)
 
     # For methods that several processes can train. With one process every call is a no-op.
 
@@ -216,16 +216,32 @@ class Method(Settings):
 
     def broadcast_state(self, net: Network) -> None:
         """Broadcast the main process's state, so that rounding cannot make processes diverge."""
-        if world().size == 1:
-            return
-        text, values = b"", b""
-        if world().is_main_process:
-            tree, tensors = encode(self.state_dict())
-            text = json.dumps(tree, allow_nan=False).encode()
-            values = b"".join(file_pieces(tensors))
-        text, values = world().broadcast_bytes(text), world().broadcast_bytes(values)
+        state = broadcast_state(world(), self.state_dict)
         if not world().is_main_process:
-            self.restore(decode(parse_json(text), from_file(values)), net)
+            self.restore(state, net)
+
+
+def broadcast_state(together: World, get: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the state that `get` gives in the main process."""
+    text, values = b"", b""
+    if together.is_main_process:
+        state = get()
+        if together.size == 1:
+            return state
+        tree, tensors = encode(state)
+        text = json.dumps(tree, allow_nan=False).encode()
+        values = b"".join(file_pieces(tensors))
+    text, values = together.broadcast_bytes(text), together.broadcast_bytes(values)
+    if together.is_main_process:
+        return state
+    return dict(decode(parse_json(text), from_file(values)))
+
+
+def a_dict(state: Any) -> dict[str, Any]:
+    """Return a part of a saved state that has to be a dict: PyTorch warns of tensor["name"]."""
+    if not isinstance(state, dict):
+        raise TypeError(f"a {type(state).__name__} instead of a dict")
+    return state
 
 
 def nbytes(value: Any) -> int:

@@ -1,15 +1,19 @@
-"""Checks that the `state_dict` of a user's own method holds all that the method keeps.
+"""Methods in saved states: restored with their settings; incomplete states are refused.
 
-What it lacks would be lost after a crash, and the resumed run would silently give other results.
+What the `state_dict` of a user's own method lacks would be lost after a crash, and the resumed run
+would silently give other results.
 """
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from classgrad.errors import UserError
+from classgrad import defaults
+from classgrad.errors import UserError, unknown
+from classgrad.methods import METHODS
 from classgrad.methods.base import Method
 from classgrad.networks.network import Network
 
@@ -76,3 +80,16 @@ def same(a: Any, b: Any) -> bool:
             return bool(a == b)
     # Other objects are compared by their attributes; without any, the type is enough.
     return same(vars(a), vars(b)) if hasattr(a, "__dict__") else True
+
+
+def restore_method(values: Mapping[str, Any], given: Method | None, version: int) -> Method:
+    """Return the method of a state with the settings it was saved with, or the one given."""
+    settings = dict(values)
+    name = settings.pop("name")
+    if given is not None:
+        if given.name != name:
+            raise UserError(f"the method is {name}, not {given.name}: give that one")
+        return given
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return defaults.restore(f"method {name}", METHODS[name], settings, version)

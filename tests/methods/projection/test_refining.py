@@ -326,3 +326,9 @@ def test_a_question_can_be_answered_by_itself() -> None:
                     again = CGP(**method.model_dump())
                     assert 0 < basis_of(guard).shape[1] <= 8
                     assert again.refining() == method.refining()
+
+
+def test_a_tensor_in_the_place_of_groups_is_damage_and_no_warning() -> None:
+    """PyTorch warns of tensor["name"] before it refuses it."""
+    with pytest.raises(TypeError, match="a Tensor instead of a dict"):
+        Groups.from_state(torch.ones(2, 3))  # type: ignore[arg-type]

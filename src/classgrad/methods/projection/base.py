@@ -15,7 +15,8 @@ from classgrad.core.layers import by_layer
 from classgrad.core.projector import Projector
 from classgrad.core.subspace import Subspace
 from classgrad.distributed.collecting import processes
-from classgrad.methods.base import LayerRank, Method, Step
+from classgrad.distributed.world import users_world
+from classgrad.methods.base import LayerRank, Method, Step, broadcast_state
 from classgrad.networks.network import Network
 from classgrad.tasks import Task, batches
 
@@ -85,9 +86,9 @@ class Projected(Method, ABC):
         assert self._projector is not None, "attach the method to a model first"
         return self._projector
 
-    def attach(self, model: nn.Module) -> None:
-        """Protect this model from now on."""
-        self._projector = Projector(model, self.processes.most_rows)
+    def attach(self, model: nn.Module, *, freezes_rest: bool = False) -> None:
+        """Protect this model from now on; for `freezes_rest` see `refuse_unprotectable`."""
+        self._projector = Projector(model, self.processes.most_rows, freezes_rest=freezes_rest)
         self._subspaces = {
             name: Subspace.empty(site.dimension) for name, site in self._projector.sites.items()
         }
@@ -170,9 +171,18 @@ class Projected(Method, ABC):
         collected = self.grow(gather)
         self.trim(collected)
         self._learnt += 1
-        frozen = self.projector.non_matrix_parameters(collected.used)
-        self._frozen = list(dict.fromkeys([*self._frozen, *frozen]))
+        self.freeze(self.projector.non_matrix_parameters(collected.used))
+        self.freeze(collected.bypassed)
         self.protect()
+
+    @property
+    def frozen(self) -> list[str]:
+        """Names of the parameters that later steps do not change."""
+        return self._frozen
+
+    def freeze(self, names: Iterable[str]) -> None:
+        """Freeze more parameters, from the next call of `protect` on."""
+        self._frozen = list(dict.fromkeys([*self._frozen, *names]))
 
     def protect(self) -> None:
         """Protect the current subspaces."""
@@ -213,6 +223,16 @@ class Projected(Method, ABC):
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
         """Load a state."""
         self.attach(net.protected())
+        self.load_memory(state)
+
+    def share_memory(self) -> None:
+        """Take over the memory of the first process of a user's own distributed training."""
+        together = users_world()
+        if together.size > 1:
+            self.load_memory(broadcast_state(together, self.state_dict))
+
+    def load_memory(self, state: dict[str, Any]) -> None:
+        """Load a state for the model this method is attached to."""
         self._learnt = state["learnt"]
         self._subspaces = {name: Subspace(basis) for name, basis in state["bases"].items()}
         self._frozen = list(state["frozen"])

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from classgrad.core.collect import Collected
 from classgrad.errors import UserError
-from classgrad.methods.base import Held
+from classgrad.methods.base import Held, a_dict
 from classgrad.methods.projection.base import Projected
-from classgrad.networks.network import Network
 
 MEGABYTE = 1e6
 
@@ -69,7 +68,7 @@ class Shares:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Shares":
         """Return the shares of a state."""
-        shares = cls()
+        shares, state = cls(), a_dict(state)
         shares.table = state["table"]
         shares.tasks = list(state["tasks"])
         shares.labels = list(state["labels"])
@@ -118,9 +117,9 @@ class Budgeted(Projected):
 
     _shares: dict[str, Shares] = PrivateAttr(default_factory=dict)
 
-    def attach(self, model: nn.Module) -> None:
+    def attach(self, model: nn.Module, *, freezes_rest: bool = False) -> None:
         """Protect this model from now on; refuse a budget below one direction per layer."""
-        super().attach(model)
+        super().attach(model, freezes_rest=freezes_rest)
         least = sum(self._direction_bytes().values()) / MEGABYTE
         if self.max_basis_mb is not None and self.max_basis_mb < least:
             raise UserError(
@@ -158,9 +157,9 @@ class Budgeted(Projected):
         shares = {name: shares.state_dict() for name, shares in self._shares.items()}
         return {**super().state_dict(), "shares": shares}
 
-    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Load a state."""
-        super().load_state_dict(state, net)
+    def load_memory(self, state: dict[str, Any]) -> None:
+        """Load a state for the model this method is attached to."""
+        super().load_memory(state)
         if self.max_basis_mb is not None:
             self._shares = {name: Shares.from_state(part) for name, part in state["shares"].items()}
 

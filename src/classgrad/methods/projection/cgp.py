@@ -195,9 +195,9 @@ class CGP(Budgeted):
         chosen = {name: value for name, value in given.items() if value is not None}
         return replace(READINGS[self.reading], **chosen)
 
-    def attach(self, model: nn.Module) -> None:
+    def attach(self, model: nn.Module, *, freezes_rest: bool = False) -> None:
         """Protect this model from now on; refuse a budget where groups have bases of their own."""
-        super().attach(model)
+        super().attach(model, freezes_rest=freezes_rest)
         if self.max_basis_mb is not None and self.refining().bases_by_group:
             raise UserError(
                 "max_basis_mb needs one basis for each layer: give against=all, projection=once"
@@ -263,12 +263,12 @@ class CGP(Budgeted):
         groups = {name: groups.state_dict() for name, groups in self._groups.items()}
         return {**super().state_dict(), "groups": groups}
 
-    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Load a state; groups first, as they may be what is protected."""
+    def load_memory(self, state: dict[str, Any]) -> None:
+        """Load a state for the attached model; groups first: they may be what is protected."""
         self._groups = {
             name: Groups.from_state(part, self.centred) for name, part in state["groups"].items()
         }
-        super().load_state_dict(state, net)
+        super().load_memory(state)
 
 
 def contrastive(

@@ -37,6 +37,7 @@ from torch import Tensor
 from classgrad.core import linalg, selection
 from classgrad.core.subspace import Representation, Subspace
 from classgrad.errors import UserError
+from classgrad.methods.base import a_dict
 
 FirstTask = Literal["separate", "pair", "pairs", "group"]
 Count = Literal["own", "missing", "capped", "joint"]
@@ -128,7 +129,7 @@ class Groups:
     @classmethod
     def from_state(cls, state: dict[str, Any], centred: bool = False) -> "Groups":
         """Return the groups of a state."""
-        groups = cls(centred)
+        groups, state = cls(centred), a_dict(state)
         groups.prototypes = list(state["prototypes"])
         groups.group_of = list(state["group_of"])
         groups.cosines = list(state["cosines"])

@@ -31,7 +31,6 @@ from torch.nn import functional
 from classgrad.core.collect import Collected
 from classgrad.core.projector import Projection, ScaledProjection
 from classgrad.methods.projection.gpm import GPM
-from classgrad.networks.network import Network
 
 
 class SGP(GPM):
@@ -92,10 +91,10 @@ class SGP(GPM):
         """Return bases and importances."""
         return {**super().state_dict(), "importance": dict(self._importance)}
 
-    def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
-        """Load a state."""
+    def load_memory(self, state: dict[str, Any]) -> None:
+        """Load a state for the model this method is attached to."""
         self._importance = dict(state["importance"])
-        super().load_state_dict(state, net)
+        super().load_memory(state)
 
 
 def importance(s: Tensor, alpha: float) -> Tensor:

@@ -203,10 +203,10 @@ class TRGP(Projected):
         """By site and task, the earlier tasks whose directions it scales."""
         return self._trusted
 
-    def attach(self, model: nn.Module) -> None:
+    def attach(self, model: nn.Module, *, freezes_rest: bool = False) -> None:
         """Protect this model from now on, and convert its layers to scaled ones."""
         make_scaled(model)
-        super().attach(model)
+        super().attach(model, freezes_rest=freezes_rest)
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Protect the part of the network that tasks share."""

@@ -1,0 +1,73 @@
+"""A guard's state in one file: safetensors, with the tree of the state in its metadata."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from classgrad import __version__
+from classgrad.checkpoints.encoding import decode, encode, file_pieces, from_file
+from classgrad.checkpoints.errors import BadCheckpoint
+from classgrad.checkpoints.files import parse_json
+from classgrad.errors import UserError
+from classgrad.files import write_atomic, write_new
+
+# Raise it whenever the form of a state changes, and keep reading the older ones.
+SCHEMA = 1
+MOST_BYTES = 2**40
+
+
+def write_file(path: Path, state: dict[str, Any]) -> None:
+    """Write a state durably; a file of that name is replaced, or stays intact if that fails."""
+    tree, tensors = encode(state)
+    content = {"schema": SCHEMA, "code": __version__, "state": tree}
+    digest = hashlib.sha256()
+    pieces = list(file_pieces(tensors))
+    for piece in pieces[1:]:
+        digest.update(piece)
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    digest.update(text.encode())
+    header = {"classgrad": text, "sha256": digest.hexdigest()}
+
+    def write(part: Path) -> None:
+        part.unlink()
+        write_new(part, file_pieces(tensors, header))
+
+    try:
+        write_atomic(path, write)
+    except OSError as error:
+        raise UserError(f"cannot save to '{path}': {error.strerror}") from None
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Return the state in a file; whatever is wrong with it is a UserError."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"there is no file '{path}'") from None
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be read: {error.strerror}") from None
+    try:
+        tensors = from_file(content)
+        length = int.from_bytes(content[:8], "little")
+        metadata = parse_json(content[8 : 8 + length])["__metadata__"]
+        text, checksum = metadata["classgrad"], metadata["sha256"]
+        digest = hashlib.sha256(content[8 + length :])
+        digest.update(text.encode())
+        if digest.hexdigest() != checksum:
+            raise BadCheckpoint("its checksum is wrong")
+        whole = parse_json(text.encode())
+        schema = whole["schema"]
+        if type(schema) is int and schema > SCHEMA:
+            raise UserError(
+                f"'{path}' has schema {schema}, newer than {SCHEMA}: update classgrad, from "
+                f"{__version__} to at least {whole['code']!r}"
+            )
+        state = decode(whole["state"], tensors)
+    except BadCheckpoint as error:
+        raise BadCheckpoint(f"'{path}' is damaged, or holds no guard: {error}") from None
+    except (KeyError, TypeError, AttributeError):
+        raise BadCheckpoint(f"'{path}' holds no guard") from None
+    if not isinstance(state, dict):
+        raise BadCheckpoint(f"'{path}' holds no guard")
+    return state
