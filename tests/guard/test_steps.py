@@ -1,0 +1,250 @@
+"""Ordinary steps of every kind of training loop are guarded, and none leaks."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from classgrad.errors import UserError
+from classgrad.guard.attach import attach
+from classgrad.methods import CGP, SGP
+from forked import Forked
+from guard.loops import Moves, everything, loss_of, second_task_leaks, small, task, train
+
+OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, nesterov=True),
+    "decay": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.01),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "adamw foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    "adamw fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "sgd fused": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, fused=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.003),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
+}
+LIMIT = 1e-5  # of a move, in float32
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_watched_optimiser_does_not_leak(name: str, kept: bool) -> None:
+    model = small()
+    optimizer = OPTIMISERS[name](model.parameters())
+    guard = attach(model, everything(), optimizer)
+    train(model, optimizer, 0)
+
+    def learn() -> None:
+        current = optimizer if kept else OPTIMISERS[name](model.parameters())
+        guard.watch(current)
+        train(model, current, 1)
+
+    moved, leak = second_task_leaks(guard, model, learn)
+    assert moved > 1e-3
+    assert leak < LIMIT
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "adamw fused"])
+def test_without_a_guard_the_same_steps_leak(name: str) -> None:
+    model = small()
+    guard = attach(model, everything())
+    guard.end_task([task(0)])
+    moves = Moves(guard)
+    guard.detach()
+    train(model, OPTIMISERS[name](model.parameters()), 1)
+    assert moves.leak() > 0.1
+
+
+def test_accumulation_clipping_and_a_schedule() -> None:
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    guard = attach(model, everything(), optimizer)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=10)
+
+    def learn() -> None:
+        for _ in range(10):
+            optimizer.zero_grad(set_to_none=False)
+            for _ in range(3):
+                (loss_of(model, 1) / 3).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            schedule.step()
+
+    moved, leak = second_task_leaks(guard, model, learn)
+    assert moved > 1e-3
+    assert leak < LIMIT
+
+
+@pytest.mark.parametrize("name", ["lbfgs", "sgd"])
+def test_closures(name: str) -> None:
+    model = small()
+    optimizer = (
+        torch.optim.LBFGS(model.parameters(), lr=0.05, max_iter=4)
+        if name == "lbfgs"
+        else torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    guard = attach(model, everything(), optimizer)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, 1)
+        loss.backward()
+        return loss
+
+    moved, leak = second_task_leaks(
+        guard, model, lambda: [*map(optimizer.step, 3 * [closure])] and None
+    )
+    assert moved > 1e-3
+    assert leak < LIMIT
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "adamw fused"])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_mixed_precision(name: str, scaled: bool) -> None:
+    model = small()
+    optimizer = OPTIMISERS[name](model.parameters())
+    guard = attach(model, everything(), optimizer)
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=1024.0)
+
+    def learn() -> None:
+        for _ in range(10):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = loss_of(model, 1)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    moved, leak = second_task_leaks(guard, model, learn)
+    assert moved > 1e-3
+    assert leak < LIMIT
+
+
+def test_a_step_that_the_scaler_skips_changes_nothing() -> None:
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, everything(), optimizer)
+    guard.end_task([task(0)])
+    before = [p.detach().clone() for p in model.parameters()]
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(loss_of(model, 1) * torch.inf).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_compiled_models(when: str) -> None:
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler, about how it works
+        given = torch.compile(model, backend="aot_eager") if when == "before" else model
+        guard = attach(given, everything(), optimizer)
+        used = given if when == "before" else torch.compile(model, backend="aot_eager")
+        moved, leak = second_task_leaks(guard, model, lambda: train(used, optimizer, 1, 5))
+    assert [layer.name for layer in guard.layer_ranks()] == ["0", "3", "4"]
+    assert moved > 1e-3
+    assert leak < LIMIT
+
+
+@pytest.mark.parametrize("method", [everything(), SGP(epsilon=1.0)], ids=["gpm", "sgp"])
+def test_two_optimisers_of_two_parts_are_as_one_of_both(method) -> None:
+    weights = []
+    for parts in (1, 2):
+        model = small()
+        parameters = list(model.parameters())
+        optimizers = [
+            torch.optim.SGD(parameters[part::parts], lr=0.1, momentum=0.9) for part in range(parts)
+        ]
+        guard = attach(model, method)
+        for optimizer in optimizers:
+            guard.watch(optimizer)
+        guard.end_task([task(0)])
+        for _ in range(5):
+            model.zero_grad()
+            loss_of(model, 1).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        weights.append([p.detach() for p in parameters])
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+
+
+@pytest.mark.parametrize("method", [everything(), SGP(epsilon=1.0)], ids=["gpm", "sgp"])
+@pytest.mark.parametrize("name", ["nesterov", "adamw"])
+def test_steps_of_a_watched_optimiser_are_those_of_the_context_manager(method, name: str) -> None:
+    weights = []
+    for watched in (True, False):
+        model = small()
+        optimizer = OPTIMISERS[name](model.parameters())
+        guard = attach(model, method, optimizer if watched else None)
+        guard.end_task([task(0)])
+        for _ in range(5):
+            optimizer.zero_grad()
+            if watched:
+                loss_of(model, 1).backward()
+                optimizer.step()
+            else:
+                with guard.step(optimizer):
+                    loss_of(model, 1).backward()
+                    optimizer.step()
+        weights.append([p.detach() for p in model.parameters()])
+    for one, other in zip(*weights, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_watched_optimiser_can_be_used_in_the_context_manager_too() -> None:
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, CGP(epsilon=1.0, eta=1.0, correct_only=False), optimizer)
+
+    def learn() -> None:
+        for _ in range(3):
+            optimizer.zero_grad()
+            with guard.step(optimizer):
+                loss_of(model, 1).backward()
+                optimizer.step()
+
+    moved, leak = second_task_leaks(guard, model, learn)
+    assert moved > 1e-3
+    assert leak < LIMIT
+
+
+def test_a_step_without_any_optimiser_watched_is_refused_before_it_is_taken() -> None:
+    model = small()
+    guard = attach(model, everything())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, 0)  # nothing is protected yet
+    guard.end_task([task(0)])
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(UserError, match=r"watches no optimizer.*guard\.watch"):
+        train(model, optimizer, 1)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_an_optimiser_can_be_watched_twice() -> None:
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = attach(model, SGP(epsilon=1.0), optimizer)
+    hooks = len(optimizer._optimizer_step_pre_hooks)
+    guard.watch(optimizer)
+    assert len(optimizer._optimizer_step_pre_hooks) == hooks
+
+
+def test_processes_of_one_training_protect_the_same(tmp_path: Path) -> None:
+    """Two processes train with DistributedDataParallel, each on its own half of the data."""
+    run = [
+        Forked(["-m", "guard.two_processes", str(rank), str(tmp_path)], Path(__file__).parents[1])
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=300) for process in run]
+    assert [process.returncode for process in run] == [0, 0], outputs
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert first["leak"] < LIMIT
+    assert first["moved"] > 1e-3
+    assert all(torch.equal(first["weights"][n], w) for n, w in second["weights"].items())
+    assert first["ranks"] == second["ranks"]
+    assert min(first["ranks"]) > 0

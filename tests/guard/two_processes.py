@@ -1,0 +1,46 @@
+"""One of two processes that train a guarded model together; started by test_steps."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch import distributed, nn
+
+from classgrad.guard.attach import attach
+from guard.loops import Moves, everything, small, task
+
+
+def main() -> None:
+    """Learn two tasks, each process on its half of the data; save the weights and the leak."""
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = distributed.FileStore(str(folder / "store"), 2)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    inner = small()
+    model = nn.parallel.DistributedDataParallel(inner)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, everything(), optimizer)
+    for number in range(2):
+        x, y = (values[rank::2] for values in task(number))
+        moves = Moves(guard)
+        for _ in range(5):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        if number == 0:
+            guard.end_task([(x, y)])
+    torch.save(
+        {
+            "weights": dict(inner.state_dict()),
+            "leak": moves.leak(),
+            "moved": moves.moved(),
+            "ranks": [layer.rank for layer in guard.layer_ranks()],
+        },
+        folder / f"{rank}.pt",
+    )
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
