@@ -71,16 +71,25 @@ def main() -> None:
 def refuse_torchrun(arguments: list[str]) -> None:
     """Refuse commands that would do the same in every process that torchrun starts."""
     command = arguments[0] if arguments and not arguments[0].startswith("-") else "run"
-    if os.environ.get("WORLD_SIZE", "1") != "1" and command != "run":
+    if not started_alone() and command != "run":
         raise UserError(f"only 'run' is for torchrun: start '{shown(command)}' without it")
+
+
+def started_alone() -> bool:
+    """Tell whether this process is not one of several that torchrun has started."""
+    return os.environ.get("WORLD_SIZE", "1") == "1"
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
     """Print an error as one line of standard error, in one of several processes, and exit."""
+    line = f"classgrad: {' '.join(message.split())}"
+    if started_alone():
+        print(line, file=sys.stderr, flush=True)
+        sys.exit(code)
     from classgrad.distributed import leave, world
 
     if world().speaker.speaks():
-        print(f"classgrad: {' '.join(message.split())}", file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
     world().speaker.spoken()
     leave()  # threads that carry messages could abort the process at its end
     sys.exit(code)

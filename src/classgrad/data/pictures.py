@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,18 @@ from classgrad.errors import UserError, shown
 Skipped = tuple[Path, str]
 Progress = Callable[[int, int], object]
 
-# Not all that Pillow reads: EPS, for example, is a program that another program would run.
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+# With Pillow's plugin for each. Not all that Pillow reads: EPS, for example, is a program that
+# another program would run.
+PLUGINS = {
+    "BMP": "BmpImagePlugin",
+    "GIF": "GifImagePlugin",
+    "JPEG": "JpegImagePlugin",
+    "PNG": "PngImagePlugin",
+    "PPM": "PpmImagePlugin",
+    "TIFF": "TiffImagePlugin",
+    "WEBP": "WebPImagePlugin",
+}
+FORMATS = tuple(PLUGINS)
 # Enough for a camera of 24 megapixels; without a limit, a file of a few bytes can declare any size.
 MAX_PIXELS = 25_000_000
 
@@ -64,7 +75,8 @@ def from_files(
     images = torch.empty(len(files), 3, size, size, dtype=torch.uint8)
     kept: list[int] = []
     bad: list[Skipped] = []
-    Image.init()  # loads Pillow's plugins, which threads should not do at the same time
+    for plugin in PLUGINS.values():  # now, as threads should not do it at the same time
+        import_module(f"PIL.{plugin}")
     # Warnings are off around all threads, as the filter is global. If an error ends the loop early,
     # `map` cancels the files that were not begun.
     with _without_warnings(), ThreadPoolExecutor(THREADS) as pool:

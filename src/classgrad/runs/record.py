@@ -8,14 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
-from torch import Tensor
 
 from classgrad.errors import UserError, shown
 from classgrad.files import put_in_place
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -214,6 +216,6 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
-def rows(matrix: Tensor) -> Matrix:
+def rows(matrix: "Tensor") -> Matrix:
     """Return a matrix as lists, with None for NaN."""
     return [[None if math.isnan(value) else value for value in row] for row in matrix.tolist()]
