@@ -28,6 +28,7 @@ MEASUREMENTS = {
     "epoch": 20,
     "throughput": 40,
     "saving": 20,
+    "startup": 20,
     "memory": 120,
 }
 

@@ -76,5 +76,17 @@ def test_help_is_quick():
     assert min(times) < 0.5  # seconds of the processor, which other processes hardly change
 
 
+def test_a_process_ends_without_a_search_for_cycles():
+    code = """
+import atexit, gc
+from classgrad.cli import main
+atexit.register(lambda: print(gc.get_freeze_count()))  # the first to be registered is called last
+main()
+"""
+    command = [sys.executable, "-c", code, "list", "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(ended.stdout.splitlines()[-1]) > 1000
+
+
 def test_the_file_of_list_says_what_the_classes_say():
     assert FILE.read_text(encoding="utf-8") == text(), "run python tests/list_tables.py"

@@ -11,7 +11,18 @@ from torch import nn
 from typer.testing import CliRunner
 
 from benchmarks import __main__ as command
-from benchmarks import bases, epoch, learner, memory, pillow, projecting, saving, steps, timing
+from benchmarks import (
+    bases,
+    epoch,
+    learner,
+    memory,
+    pillow,
+    projecting,
+    saving,
+    startup,
+    steps,
+    timing,
+)
 from benchmarks.images import smooth_images
 from benchmarks.learner import Learner, flops, random_basis
 from benchmarks.references import columns, refined, without_groups
@@ -239,6 +250,44 @@ def test_saves_are_set_beside_five_minutes_and_asking_beside_a_step(
     assert save.figure == save.ours.value / 300
     assert 0 < ask.figure < 0.01
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_process_computes_counts_and_its_waiting_does_not():
+    compute = "import time\nwhile time.process_time() < 0.2: pass"
+    spent = [
+        timing.timed(startup.process("-c", code), startup.processor_time)
+        for code in ("import time; time.sleep(0.5)", compute)
+    ]
+    assert 0 < spent[0] < 0.15
+    assert 0.2 <= spent[1] < 0.5
+
+
+def test_commands_are_measured_beside_the_import_of_torch(monkeypatch):
+    spent, started = [0.0], []
+    seconds = {"--help": 0.2, "list": 0.6, "predict": 3.0, "import torch": 1.5}
+
+    def process(*words):
+        started.append(words)
+        (name,) = seconds.keys() & set(words)
+        return lambda: spent.__setitem__(0, spent[0] + seconds[name])
+
+    monkeypatch.setattr(startup, "process", process)
+    monkeypatch.setattr(startup, "processor_time", lambda: spent[0])
+    monkeypatch.setattr(startup, "save_learner", lambda state, photo: None)
+    *rows, beside = startup.measure(Bench())
+    assert [row.ours.value for row in rows] == pytest.approx([0.2, 0.6, 3.0])
+    assert [row.bound.reached(row.figure) for row in rows] == [True, False, False]
+    assert beside.figure == pytest.approx(2)
+    assert [len(words) for words in started] == [3, 3, 5, 2]  # predict has a state and a photo
+
+
+def test_the_learner_of_the_start_up_predicts_its_photo(call, tmp_path):
+    state, photo = tmp_path / "state", tmp_path / "photo.jpg"
+    startup.save_learner(state, photo)
+    code, out, _ = call("predict", str(state), str(photo), "--json")
+    assert code == 0
+    (answer,) = json.loads(out)
+    assert answer["classes"][0]["task"] == "task"
 
 
 def test_memory_in_use_and_its_peak_are_in_bytes():

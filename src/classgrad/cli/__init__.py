@@ -3,6 +3,8 @@
 Commands import torch and other slow packages when they are called, so that --help stays fast.
 """
 
+import atexit
+import gc
 import importlib
 import os
 import sys
@@ -51,6 +53,8 @@ app.add_typer(data.app, name="data")
 def main() -> None:
     """Run the command line; print an error a user can put right as one line, and exit with 2."""
     arguments = sys.argv[1:]
+    # Python would search everything, torch included, for cycles before it ends.
+    atexit.register(gc.freeze)
     try:
         refuse_torchrun(arguments)
         sys.exit(app(arguments, standalone_mode=False))
