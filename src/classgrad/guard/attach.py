@@ -142,12 +142,13 @@ class Guard:
         projector.remove()
         try:
             with called_norms(self._running_norms()) as used:
-                self.method.learn(
-                    self.model,
-                    lambda inputs: logits_of((forward or self.model_forward)(inputs)),
-                    lambda: map(as_batch, loader),
-                    classes,
-                )
+                if projector.sites:  # not if every layer is frozen
+                    self.method.learn(
+                        self.model,
+                        lambda inputs: logits_of((forward or self.model_forward)(inputs)),
+                        lambda: map(as_batch, loader),
+                        classes,
+                    )
         finally:
             projector.install()
         self._freeze_norms(used)
@@ -423,7 +424,7 @@ def attach(
     if isinstance(method, Path | str):
         guard = load(model, Path(method))
     else:
-        refuse_method(method)
+        projection_method(method)
         if norms not in ("freeze", "task"):
             raise unknown("norms", str(norms), ["freeze", "task"])
         if on_leak not in ("raise", "warn", "restore"):
@@ -441,11 +442,9 @@ def load(model: nn.Module, path: Path) -> Guard:
         if state.get("kind") != KIND:
             raise UserError(f"'{path}' holds no guard")
         version = defaults.check_version(state["defaults"])
-        method = restore_method(state["method"], None, version)
-        refuse_method(method)
         guard = Guard(
             model,
-            method,
+            projection_method(restore_method(state["method"], None, version)),
             pretrained=state["pretrained"],
             norms=state["norms"],
             on_leak=state["on_leak"],
@@ -458,8 +457,8 @@ def load(model: nn.Module, path: Path) -> Guard:
     return guard
 
 
-def refuse_method(method: object) -> None:
-    """Refuse what cannot protect a model in a user's own loop."""
+def projection_method(method: object) -> Projected:
+    """Return a method that can protect a model in a user's own loop; refuse any other."""
     name = type(method).__name__
     if not isinstance(method, Projected):
         raise UserError(f"{name} is not a projection method: attach takes CGP, GPM or SGP")
@@ -468,3 +467,4 @@ def refuse_method(method: object) -> None:
             f"{name} changes the network before each task: use it in a run; "
             "attach takes CGP, GPM or SGP"
         )
+    return method

@@ -35,7 +35,7 @@ def task_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> TaskBa
     """Return a norm for a stream of tasks that starts from a layer's values."""
     momentum = 0.1 if layer.momentum is None else layer.momentum
     norm = TaskBatchNorm(layer.num_features, "stored", "task", momentum, layer.eps)
-    norm.to(layer.running_mean)
+    norm.to(layer.running_mean).train(layer.training)
     assert layer.running_mean is not None
     assert layer.running_var is not None
     values = {"mean_0": layer.running_mean, "variance_0": layer.running_var}

@@ -1,0 +1,233 @@
+"""Models as they are: running statistics, tokens, embeddings, frozen layers, odd batches."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from classgrad.errors import UserError
+from classgrad.guard.attach import attach
+from classgrad.methods import CGP, GPM
+from classgrad.networks import TaskBatchNorm
+from guard.loops import everything, small, task
+from oracles.models import built, in_turn, normal
+
+
+def normed() -> nn.Sequential:
+    """Return a small network with BatchNorm that has seen some data."""
+    model = built(
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 24, 5, stride=5),
+            nn.BatchNorm1d(24),
+            nn.ReLU(),
+            nn.Conv1d(24, 24, 3, padding=1, groups=24),
+            nn.BatchNorm1d(24, affine=False),
+            nn.Flatten(),
+            nn.Linear(72, 6),
+        )
+    ).float()
+    model.train()
+    model(normal(16, 2, 15).float())
+    return model
+
+
+def samples(number: int) -> tuple[Tensor, Tensor]:
+    x, y = task(number)
+    return x.reshape(-1, 2, 15), y
+
+
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, number: int, steps: int = 5) -> None:
+    model.train()
+    x, y = samples(number)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+def test_running_statistics_are_kept_also_in_training_mode(pretrained: bool, make) -> None:
+    model = normed()
+    optimizer = make(model.parameters(), lr=0.01)
+    guard = attach(model, everything(), optimizer, pretrained=pretrained)
+    start = model[1].running_mean.clone()
+    learn(model, optimizer, 0)
+    assert torch.equal(model[1].running_mean, start) == pretrained
+    guard.end_task([samples(0)])
+    statistics = [b.clone() for b in model.buffers()]
+    model.eval()
+    answers, others = model(samples(0)[0]).detach(), model(samples(1)[0]).detach()
+    learn(model, optimizer, 1, 10)
+    assert all(map(torch.equal, statistics, model.buffers()))
+    model.train()  # the same answers in training mode
+    moved = (model(samples(1)[0]) - others).abs().max()
+    assert moved > 0.05
+    assert (model(samples(0)[0]) - answers).abs().max() < 1e-4 * moved
+
+
+def test_without_a_guard_statistics_move() -> None:
+    model = normed()
+    start = model[1].running_mean.clone()
+    learn(model, torch.optim.SGD(model.parameters(), lr=0.01), 0)
+    assert not torch.equal(model[1].running_mean, start)
+
+
+def test_depthwise_convolutions_are_frozen_with_the_first_task() -> None:
+    model = normed()
+    guard = attach(model, everything())
+    assert [layer.name for layer in guard.layer_ranks()] == ["0", "6"]
+    assert "3.weight" not in guard.method.frozen
+    guard.end_task([samples(0)])
+    assert "3.weight" in guard.method.frozen
+
+
+def test_norms_can_have_statistics_for_each_task() -> None:
+    model = normed()
+    before = model.eval()(samples(0)[0]).detach()
+    guard = attach(model, everything(), norms="task")
+    assert isinstance(model[1], TaskBatchNorm)
+    assert torch.allclose(model(samples(0)[0]), before, atol=1e-6)
+    guard.end_task([samples(0)])
+    model.eval()
+    guard.use_task(0)
+    answers = model(samples(0)[0]).detach()
+    guard.use_task(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard.watch(optimizer)
+    learn(model, optimizer, 1)
+    model.eval()
+    guard.use_task(0)
+    assert torch.allclose(model(samples(0)[0]), answers, atol=1e-4)
+
+
+class Tokens(nn.Module):
+    """Word ids through embeddings, a class token and a layer scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 12)
+        self.token = nn.Parameter(torch.randn(1, 1, 12, generator=torch.Generator().manual_seed(1)))
+        self.scale = nn.Parameter(torch.ones(12))
+        self.mix = nn.Linear(12, 12)
+        self.head = nn.Linear(12, 6)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(len(ids), -1, -1), self.words(ids)], 1)
+        return self.head((x + self.scale * self.mix(x).relu()).mean(1))
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_tokens_embeddings_and_scales_are_frozen(pretrained: bool) -> None:
+    model = built(Tokens).float()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    guard = attach(model, everything(), optimizer, pretrained=pretrained)
+    others = ["token", "scale", "words.weight"]
+
+    def step(seed: int) -> Tensor:
+        ids = (normal(6, 4, seed=seed).abs() * 7).long().clamp(max=19)
+        optimizer.zero_grad()
+        functional.cross_entropy(model(ids), in_turn(6, 6)).backward()
+        optimizer.step()
+        return ids
+
+    start = {name: model.get_parameter(name).detach().clone() for name in others}
+    ids = step(0)
+    learnt = [not torch.equal(model.get_parameter(name), value) for name, value in start.items()]
+    assert learnt == 3 * [not pretrained]
+    guard.end_task([(ids, in_turn(6, 6))])
+    answers = model(ids).detach()
+    for seed in range(1, 6):
+        step(seed)
+    assert torch.allclose(model(ids), answers, atol=1e-4)
+    assert set(others) <= set(guard.method.frozen)
+
+
+def test_a_weight_shared_with_an_embedding_is_refused() -> None:
+    model = built(lambda: nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5)))
+    model[1].weight = model[0].weight
+    with pytest.raises(UserError, match=r"'0\.weight' is also the weight of a Linear"):
+        attach(model, GPM())
+
+
+class Own(nn.Module):
+    """A layer of a user's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight)
+
+
+def test_a_layer_of_ones_own_is_refused_with_the_line_to_write() -> None:
+    model = built(lambda: nn.Sequential(nn.Linear(4, 4), Own()))
+    line = r"classgrad\.register_layer\(Own, classgrad\.core\.LayerKind\(\)\)"
+    with pytest.raises(UserError, match=rf"'1\.weight' of a Own cannot be protected.*{line}"):
+        attach(model, GPM())
+
+
+def test_a_frozen_backbone_with_a_head() -> None:
+    model = small()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = attach(model, everything(), optimizer)
+    assert [layer.name for layer in guard.layer_ranks()] == ["3", "4"]
+    guard.end_task([task(0)])
+
+
+def test_a_model_whose_every_layer_is_frozen_has_nothing_to_protect() -> None:
+    model = small().requires_grad_(False)
+    guard = attach(model, CGP())
+    assert guard.layer_ranks() == []
+    guard.end_task([task(0)])
+
+
+def test_a_model_without_parameters_is_refused() -> None:
+    with pytest.raises(UserError, match="no weight matrix to protect"):
+        attach(nn.Sequential(nn.ReLU()), CGP())
+
+
+class Objects(nn.Module):
+    """Takes keyword arguments and returns an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(30, 6)
+
+    def forward(self, values: Tensor, gain: Tensor) -> dict[str, Tensor]:
+        return {"loss": gain.sum(), "logits": self.inner(values * gain)}
+
+
+def test_batches_and_outputs_that_are_mappings() -> None:
+    model = built(Objects).float()
+    x, y = task(0)
+    guard = attach(model, CGP(epsilon=1.0))
+    guard.end_task([{"values": x, "gain": torch.ones(1), "labels": y}])
+    assert guard.layer_ranks()[0].rank == len(x)
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({"x": torch.ones(2, 30)}, "neither .inputs, labels. nor a mapping"),
+        (torch.ones(2, 30), "it is Tensor"),
+        ((torch.ones(2, 30), [0, 1]), "it is tuple"),
+        ((torch.ones(2, 30), torch.ones(2)), "give one whole number for each"),
+        ((torch.full((2, 30), torch.nan), torch.tensor([0, 1])), "not a finite number"),
+    ],
+)
+def test_other_batches_are_refused_in_one_line(batch, words: str) -> None:
+    guard = attach(small(), CGP())
+    with pytest.raises(UserError, match=words):
+        guard.end_task([batch])
+    assert not any(layer.rank for layer in guard.layer_ranks())
+
+
+def test_other_outputs_are_refused_in_one_line() -> None:
+    guard = attach(small(), CGP())
+    with pytest.raises(UserError, match="returns int, not a tensor"):
+        guard.end_task([task(0)], forward=lambda x: 1)
+    with pytest.raises(UserError, match=r"output for 8 samples has shape \(8,\)"):
+        guard.end_task([task(0)], forward=lambda x: guard.model(x)[:, 0])
