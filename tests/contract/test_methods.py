@@ -119,9 +119,20 @@ def see_that_it_learnt(running, record):
     assert last[-1] > 80  # three classes: chance is 33
 
 
+def see_that_tasks_share_only_what_is_common(running, stream):
+    """See that embeddings for all tasks at once are those for one after another."""
+    net, tasks = running.net.eval(), range(len(stream))
+    x = stream[0].transform(stream.test(0).unit_images(slice(0, 8)))
+    with torch.no_grad():
+        together = net.embed_each(x, tasks)
+        for task in tasks:
+            assert torch.equal(together[task], net.embed(x, task)), task
+
+
 @every_method
 def test_learns_a_stream_and_leaves_no_hook(name):
     see_that_it_learnt(reference(name).ended, reference(name).record)
+    see_that_tasks_share_only_what_is_common(copy.deepcopy(reference(name).ended), STREAM)
 
 
 def cases(table):
@@ -146,6 +157,7 @@ def test_works_with_deep_networks_and_both_kinds_of_batch_norm(network, options,
     assert record.complete
     assert hooks(running.net) == []
     assert all(p.isfinite().all() for p in running.net.parameters())
+    see_that_tasks_share_only_what_is_common(running, IMAGES)
 
 
 @every_method

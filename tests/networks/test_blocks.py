@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from classgrad import networks
+from classgrad.errors import UserError
 from classgrad.networks import blocks
 from classgrad.networks.layers import Dropout, TaskBatchNorm
 
@@ -78,7 +79,66 @@ def test_whole_networks_have_the_same_gradients():
         torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-8, atol=1e-10)
 
 
-def test_layers_with_hooks_other_kinds_and_predictions_are_left_alone():
+@torch.no_grad()
+@pytest.mark.parametrize("statistics", ["batch", "stored"])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_block_in_evaluation_is_its_layers_one_after_another(statistics, last, dtype):
+    x = draw(4, 5, 7, 6).to(dtype)
+    if last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    layers = [layer.to(dtype).eval() for layer in stack(drop=0.3, pool=True, statistics=statistics)]
+    assert (layers[0].scale_0 < 0).any()
+    assert (layers[0].scale_0 > 0).any()
+    if statistics == "stored":
+        layers[0].mean_0.copy_(draw(5, seed=5))
+        layers[0].variance_0.copy_(draw(5, seed=6).square())
+    expected = x
+    for layer in layers:
+        expected = layer(expected)
+    assert blocks.block_at(layers, 0, x) == layers
+    result = blocks.run(layers, x)
+    if statistics == "stored":
+        assert torch.equal(result, expected)
+    # How PyTorch rounds batch statistics depends on the processor.
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-14
+    torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_a_block_of_one_value_per_channel_is_refused_in_evaluation():
+    layers = [layer.eval() for layer in stack(drop=None, pool=True)]
+    with torch.no_grad(), pytest.raises(UserError, match="more than one value"):
+        blocks.run(layers, draw(1, 5, 1, 1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("norm", ["batch", "stored"])
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+def test_tasks_share_the_layers_before_the_first_that_differs(norm, precision):
+    net = networks.build("alexnet5", (3, 20, 20), 1, norm=norm, affine="task")
+    for task in range(3):
+        net.add_task(2)
+        for layer in net.trunk:
+            if isinstance(layer, TaskBatchNorm):
+                for kind in ("scale", "shift"):
+                    value = layer.get_parameter(f"{kind}_{task}")
+                    value.copy_(draw(layer.channels, seed=task))
+    net.eval()
+    net.precision = precision
+    x, calls = draw(8, 3, 20, 20).float(), []
+    one_by_one = [net.embed(x, task) for task in (2, 0, 1)]
+    for name in ("conv1", "conv2"):
+        layer = net.trunk.get_submodule(name)
+        layer.register_forward_hook(lambda *_, name=name: calls.append(name))
+    together = net.embed_each(x, (2, 0, 1))
+    assert calls == ["conv1", "conv2", "conv2", "conv2"]
+    for a, b in zip(together, one_by_one, strict=True):
+        assert a.dtype == torch.float32
+        assert torch.equal(a, b)
+    assert not torch.equal(together[0], together[1])
+
+
+def test_layers_with_hooks_and_other_kinds_are_left_alone():
     x = draw(4, 5, 6, 6)
     called = []
     layers = stack(drop=0.2, pool=True)
@@ -95,10 +155,23 @@ def test_layers_with_hooks_other_kinds_and_predictions_are_left_alone():
         assert blocks.block_at(layers, 0, x) == []
     for layer in layers:
         layer.eval()
-    assert blocks.block_at(layers, 0, x) == []
+    with torch.no_grad():
+        assert blocks.block_at(layers, 0, x) == []
     layers = stack(drop=0.2, pool=False)
     layers[0].constant = True
     assert blocks.block_at(layers, 0, x) == []
+
+
+def test_evaluation_with_gradients_or_with_dropout_is_left_alone():
+    x, layers = draw(4, 5, 6, 6), stack(drop=0.2, pool=True)
+    for layer in layers:
+        layer.eval()
+    assert blocks.block_at(layers, 0, x) == []
+    with torch.no_grad():
+        assert blocks.block_at(layers, 0, x) == layers
+        assert blocks.block_at(layers, 0, x.float()) == []
+        layers[2].train()
+        assert blocks.block_at(layers, 0, x) == []
 
 
 def test_a_trunk_uses_blocks():

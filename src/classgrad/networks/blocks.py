@@ -1,4 +1,4 @@
-"""Norm, ReLU, dropout and pooling of a training step, fused into few passes over memory.
+"""Norm, ReLU, dropout and pooling, fused into few passes over memory.
 
 Called one after another, these layers read and write a convolution's output some fourteen times,
 which takes longer than the convolution. For BatchNorm on batch statistics, with scale γ and shift
@@ -8,17 +8,19 @@ which takes longer than the convolution. For BatchNorm on batch statistics, with
 
 because m >= 0: the norm computes values that are already scaled by a, and the ReLU comes last,
 where few of them are left. y is positive only where its gradient passes, so neither the mask nor
-the values before the pooling have to be kept.
+the values before the pooling have to be kept. In evaluation the pooling comes first, see `Pooled`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
-from classgrad.networks.layers import Dropout, TaskBatchNorm
+from classgrad.networks.layers import Dropout, PerTask, TaskBatchNorm
 
 
 def run(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
@@ -31,18 +33,46 @@ def run(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
     return x
 
 
+def run_each(
+    layers: Sequence[nn.Module], x: Tensor, tasks: Sequence[int], select: Callable[[int], None]
+) -> list[Tensor]:
+    """Apply layers for each of these tasks; what comes before the first task's own is shared.
+
+    `select` chooses the task in all layers.
+    """
+    own = next((n for n, layer in enumerate(layers) if is_task_dependent(layer)), len(layers))
+    common = run(layers[:own], x)
+    block = block_at(layers, own, common) if own < len(layers) else []
+    norm = block[0] if block else None
+    pooled = Pooled(norm, common) if isinstance(norm, TaskBatchNorm) and not norm.training else None
+    outputs = []
+    for task in tasks:
+        select(task)
+        if pooled is None:
+            outputs.append(run(layers[own:], common))
+        else:
+            outputs.append(run(layers[own + len(block) :], pooled.output()))
+    return outputs
+
+
+def is_task_dependent(layer: nn.Module) -> bool:
+    """Tell whether the output of a layer depends on the task."""
+    return any(part.task_dependent for part in layer.modules() if isinstance(part, PerTask))
+
+
 def block_at(layers: Sequence[nn.Module], position: int, x: Tensor) -> list[nn.Module]:
     """Return the layers from `position` on that form a block: norm, ReLU, dropout, pooling.
 
-    The norm has to be in training mode. Layers with hooks form no block, as they have to be called,
-    nor does a norm that sees a shard of a batch and needs the statistics of the whole.
+    In evaluation mode a block has to end with pooling. Layers with hooks form no block, as they
+    have to be called, nor does a norm that sees a shard of a batch and needs the statistics of the
+    whole.
     """
     norm = layers[position]
-    if not (
-        norm.training and torch.is_grad_enabled() and is_plain_norm(norm) and has_no_hooks(norm)
-    ):
+    if not (isinstance(norm, TaskBatchNorm) and is_plain_norm(norm) and has_no_hooks(norm)):
         return []
-    block = [norm]
+    if not (torch.is_grad_enabled() if norm.training else can_pool_first(norm, x)):
+        return []
+    block: list[nn.Module] = [norm]
     for is_expected in (is_relu, is_dropout, is_pooling):
         after = position + len(block)
         if after < len(layers) and is_expected(layers[after]) and has_no_hooks(layers[after]):
@@ -51,17 +81,25 @@ def block_at(layers: Sequence[nn.Module], position: int, x: Tensor) -> list[nn.M
             return []
     if is_pooling(block[-1]) and x.dim() != 4:
         block.pop()
+    if not norm.training and (not is_pooling(block[-1]) or any(part.training for part in block)):
+        return []
     return block
 
 
-def is_plain_norm(layer: nn.Module) -> bool:
-    """Tell whether a layer is a norm whose gradient passes through the batch statistics."""
+def is_plain_norm(norm: TaskBatchNorm) -> bool:
+    """Tell whether a norm uses the statistics of its input, with their gradient, or stored ones."""
     return (
-        isinstance(layer, TaskBatchNorm)
-        and type(layer).forward is TaskBatchNorm.forward
-        and not layer.constant
-        and layer.shard is None
+        type(norm).forward is TaskBatchNorm.forward
+        and not norm.constant
+        and norm.sums is None
+        and norm.shard is None
     )
+
+
+def can_pool_first(norm: TaskBatchNorm, x: Tensor) -> bool:
+    """Tell whether `Pooled` can compute the values of a norm in evaluation mode."""
+    scale, _ = norm.scale_and_shift()
+    return not torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype == scale.dtype
 
 
 def is_relu(layer: nn.Module) -> bool:
@@ -100,6 +138,8 @@ def apply(block: Sequence[nn.Module], x: Tensor) -> Tensor:
     """Apply the layers of a block at once."""
     norm, _, *rest = block
     assert isinstance(norm, TaskBatchNorm)
+    if not norm.training:
+        return Pooled(norm, x).output()
     scale, shift = norm.scale_and_shift()
     norm.refuse_single(x)
     kept, factor = None, 1.0
@@ -108,6 +148,46 @@ def apply(block: Sequence[nn.Module], x: Tensor) -> Tensor:
     pooled = bool(rest) and isinstance(rest[-1], nn.MaxPool2d)
     out: Tensor = _Block.apply(x, scale, shift, kept, factor, pooled, norm.running(), norm.eps)
     return out
+
+
+class Pooled:
+    """A block in evaluation mode, with the pooling first: fewer values are left for the norm.
+
+    The norm maps the values v of a channel to αv + β, rounded or not a monotonic function, so
+
+        max_W relu(αv + β) = relu(α max_W v + β) if α >= 0, relu(α min_W v + β) otherwise,
+
+    bit for bit. Extremes and batch statistics are computed once; `output` is called for each task.
+    """
+
+    def __init__(self, norm: TaskBatchNorm, x: Tensor) -> None:
+        self.norm, self.x = norm, x
+        if norm.statistics == "batch":
+            norm.refuse_single(x)
+            self.mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
+            self.inverse = (variance.double() + norm.eps).sqrt().reciprocal().to(x.dtype)
+        self.largest = functional.max_pool2d(x, 2)
+
+    @cached_property
+    def smallest(self) -> Tensor:
+        """The smallest value of each window."""
+        return -functional.max_pool2d(-self.x, 2)
+
+    def output(self) -> Tensor:
+        """Return the block's output for the selected task."""
+        norm, values = self.norm, self.largest
+        scale, shift = norm.scale_and_shift()
+        falling = scale < 0
+        if falling.any():
+            values = torch.where(falling[:, None, None], self.smallest, values)
+        mean, variance, _ = norm.running()
+        eps = norm.eps
+        if norm.statistics == "batch":
+            # As PyTorch computes them: α = scale/σ, and β = shift - α mean, rounded once.
+            scale = scale * self.inverse
+            shift = (shift.double() - scale.double() * self.mean.double()).to(scale.dtype)
+            mean, variance, eps = torch.zeros_like(scale), torch.ones_like(scale), 0.0
+        return functional.batch_norm(values, mean, variance, scale, shift, False, 0.0, eps).relu_()
 
 
 class _Block(torch.autograd.Function):
@@ -137,7 +217,7 @@ class _Block(torch.autograd.Function):
             y.mul_(kept)
         indices = None
         if pooled:
-            y, indices = torch.nn.functional.max_pool2d_with_indices(y, [2, 2])
+            y, indices = functional.max_pool2d_with_indices(y, [2, 2])
         y.relu_()
         ctx.save_for_backward(x, scaled, mean, inverse, y, indices)
         return y

@@ -1,8 +1,8 @@
 """A network for a stream of tasks: one trunk for all, one linear head for each."""
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from classgrad import seeds
 from classgrad.errors import UserError
+from classgrad.networks.blocks import run_each
 from classgrad.networks.layers import ChannelSums, Dropout, PerTask, TaskBatchNorm
 from classgrad.networks.shard import Shard, Sum
+from classgrad.networks.trunk import Trunk
 
 
 class Network(nn.Module):
@@ -179,14 +181,31 @@ class Network(nn.Module):
     def embed(self, x: Tensor, task: int) -> Tensor:
         """Map inputs to embeddings, with the layers' state of one task."""
         self.select(task)
-        if x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)  # like the weights, see `build`
-        if self.precision is None:
-            features: Tensor = self.trunk(x)
-            return features
-        with torch.autocast(x.device.type, self.precision):
-            features = self.trunk(x)
+        with self._autocast(x):
+            features: Tensor = self.trunk(_channels_last(x))
         return features.to(x.dtype)
+
+    def embed_each(self, x: Tensor, tasks: Sequence[int]) -> list[Tensor]:
+        """Map inputs to embeddings for each of these tasks; what tasks share is computed once."""
+        if not self.task_dependent:
+            return [self.embed(x, tasks[0])] * len(tasks)
+        with self._autocast(x):
+            features = self._forward_each(_channels_last(x), tasks)
+        return [output.to(x.dtype) for output in features]
+
+    def _forward_each(self, x: Tensor, tasks: Sequence[int]) -> list[Tensor]:
+        if type(self.trunk).forward is Trunk.forward:
+            return run_each(list(self.trunk.children()), x, tasks, self.select)
+        outputs = []
+        for task in tasks:
+            self.select(task)
+            outputs.append(self.trunk(x))
+        return outputs
+
+    def _autocast(self, x: Tensor) -> AbstractContextManager[object]:
+        if self.precision is None:
+            return nullcontext()
+        return torch.autocast(x.device.type, self.precision)
 
     def classify(self, features: Tensor, task: int) -> Tensor:
         """Map embeddings to the logits of one task."""
@@ -207,6 +226,11 @@ class Network(nn.Module):
 def preserved_rng() -> AbstractContextManager[None]:
     """Restore PyTorch's global generator, which the constructors of layers draw from."""
     return torch.random.fork_rng(devices=[])
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Lay out images like the weights, see `channels_last`."""
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
 def channels_last(module: nn.Module) -> None:

@@ -1,7 +1,7 @@
 """Accuracy on test data: with the task known, and task-free by confidence and by prototypes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -61,11 +61,12 @@ def evaluate(
     true_ids = known.tasks[task.id][test.labels]
     correct = torch.zeros(3, len(test), dtype=torch.uint8)
     for index, x in inputs(net, test, task.transform):
-        features = net.embed(x, task.id)
-        logits = net.classify(features, task.id)[:, : task.classes]
+        candidates = range(len(known.tasks)) if task_free else [task.id]
+        embeddings = dict(zip(candidates, net.embed_each(x, candidates), strict=True))
+        logits = net.classify(embeddings[task.id], task.id)[:, : task.classes]
         correct[0, index] = is_correct(logits.argmax(1) == test.labels[index])
         if task_free:
-            by_confidence, by_prototype = predict_task_free(net, known, x, task.id, features)
+            by_confidence, by_prototype = predict_task_free(net, known, embeddings)
             correct[1, index] = is_correct(by_confidence == true_ids[index])
             correct[2, index] = is_correct(by_prototype == true_ids[index])
     task_known, by_confidence, by_prototype = world().sum(correct)
@@ -77,18 +78,17 @@ def evaluate(
 
 
 def predict_task_free(
-    net: Network, known: ClassPrototypes, x: Tensor, task_id: int, features: Tensor
+    net: Network, known: ClassPrototypes, embeddings: Mapping[int, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return the class ids that confidence and prototypes choose among all tasks learnt so far.
 
-    `features` are the embeddings of `x` for task `task_id`; where embeddings do not depend on the
-    task, they are used for all tasks.
+    `embeddings` are those of the same inputs for each task.
     """
-    best = x.new_full((2, len(x)), -torch.inf)
-    choice = x.new_zeros(2, len(x), dtype=torch.int64)
+    inputs = embeddings[0]
+    best = inputs.new_full((2, len(inputs)), -torch.inf)
+    choice = inputs.new_zeros(2, len(inputs), dtype=torch.int64)
     for task, ids in enumerate(known.tasks):
-        reuse = task == task_id or not net.task_dependent
-        embedding = features if reuse else net.embed(x, task)
+        embedding = embeddings[task]
         # A head shared by all tasks may have more outputs than this task has classes.
         confidence, output = net.classify(embedding, task)[:, : len(ids)].softmax(1).max(1)
         cosine, nearest = (functional.normalize(embedding, dim=1) @ known.prototypes[task].T).max(1)

@@ -81,6 +81,10 @@ class Columns(PerTask):
         out: Tensor = self.columns[self.task](x)
         return out
 
+    def forward_each(self, x: Tensor, tasks: Sequence[int]) -> list[Tensor]:
+        """Return the outputs of the columns of these tasks."""
+        return [self.columns[task](x) for task in tasks]
+
 
 class Joined(nn.Module):
     """A layer of a column: W h, plus U relu(V [a_1 h_1, a_2 h_2 ...]) if there are older columns.
@@ -183,6 +187,13 @@ class Progressive(Columns):
         self.board.clear()
         return out
 
+    def forward_each(self, x: Tensor, tasks: Sequence[int]) -> list[Tensor]:
+        """Run the columns up to that of the last task once, and return the outputs of these."""
+        self.board.clear()
+        outputs = [column(x) for column in list(self.columns)[: max(tasks) + 1]]
+        self.board.clear()
+        return [outputs[task] for task in tasks]
+
 
 class ColumnNetwork(Network):
     """A network whose trunk is `Columns`: each task has its own column and head."""
@@ -199,6 +210,10 @@ class ColumnNetwork(Network):
         """Find the layers; norms belong to one column, so no task is selected in them."""
         super().find_layers()
         self._per_task = [layer for layer in self._per_task if isinstance(layer, Columns)]
+
+    def _forward_each(self, x: Tensor, tasks: Sequence[int]) -> list[Tensor]:
+        assert isinstance(self.trunk, Columns)
+        return self.trunk.forward_each(x, tasks)
 
     def add_task(self, classes: int) -> None:
         """Append the column and the head of the next task."""
