@@ -148,6 +148,22 @@ def test_the_outcome_has_every_trial_and_is_written_as_json(tmp_path):
         assert (saved["seed"], saved["method"]["energy"]) == (int(seed), 0.95)
 
 
+def test_trials_do_not_measure_accuracy_without_task_identity_unless_they_are_to(tmp_path):
+    def measured(one):
+        return {job.plan.training.task_free for job in one.jobs(tmp_path)}
+
+    assert measured(study()) == {"never"}
+    assert measured(study(fixed={"task_free": "every"})) == {"every"}
+    assert measured(study(grid={"task_free": ["end", "every"]})) == {"end", "every"}
+    # Trials that did so are trials of the same study, and are not repeated.
+    finished(tmp_path, study(seeds=[101], fixed={"task_free": "end"}), lambda *_: 90.0)
+    jobs = study().jobs(tmp_path)
+    assert [(job.plan.seed, job.plan.training.task_free, job.state()) for job in jobs] == [
+        *[(101, "end", "done")] * 3,
+        *[(102, "never", "missing")] * 3,
+    ]
+
+
 def test_a_trial_that_is_missing_leaves_no_choice_and_one_that_diverged_does(tmp_path):
     one = study()
     finished(tmp_path / "runs", one, lambda values, seed: None if values["energy"] == 0.9 else 90.0)

@@ -6,6 +6,8 @@ import torch
 from classgrad import CGP, GPM, files, run
 from classgrad.checkpoints import Store
 from classgrad.errors import UserError
+from classgrad.report.page import page
+from classgrad.report.terminal import comparison, figures
 from classgrad.runs import record as records
 from classgrad.runs.record import RunRecord
 from classgrad.runs.run import Run
@@ -174,6 +176,21 @@ def test_accuracy_without_task_identity_can_wait_for_the_end():
     assert late.accuracy_matrix_task_free[:2] == [[None] * 3] * 2
     assert late.accuracy_matrix_task_free[-1] == full.accuracy_matrix_task_free[-1]
     assert late.average_accuracy_task_free == full.average_accuracy_task_free
+
+
+def test_accuracy_without_task_identity_can_be_left_out(tmp_path):
+    full = run(blobs(tasks=2), "gpm", values=QUICK)
+    values = {**QUICK, "task_free": "never"}
+    record = run(blobs(tasks=2), "gpm", values=values, out=tmp_path)
+    assert record.accuracy_matrix == full.accuracy_matrix
+    assert record.average_accuracy == full.average_accuracy
+    saved = RunRecord.load(next(tmp_path.glob("*/record.json")))
+    assert saved.accuracy_matrix_task_free == saved.accuracy_matrix_task_free_prototypes == []
+    assert saved.average_accuracy_task_free is None
+    assert saved.average_accuracy_task_free_prototypes is None
+    assert figures([saved], grown=False)["no task: conf."] == "-"
+    comparison([saved, full])
+    assert "no task" not in page([saved])
 
 
 def test_multitask_is_evaluated_at_the_end_only():

@@ -79,9 +79,12 @@ class Study:
             dict(zip(names, row, strict=True)) for row in itertools.product(*self.grid.values())
         ]
 
-    def plan(self, point: Values, seed: int) -> Plan:
-        """Return the run of a point with a seed."""
-        values = {**self.fixed, "held_out": self.held_out, **point}
+    def plan(self, point: Values, seed: int, task_free: str = "never") -> Plan:
+        """Return the run of a point with a seed; `task_free` holds unless the study has its own.
+
+        Nothing is chosen by the accuracy without task identity, so trials do not measure it.
+        """
+        values = {"task_free": task_free, **self.fixed, "held_out": self.held_out, **point}
         return make_plan(
             self.benchmark,
             self.method,
@@ -100,11 +103,11 @@ class Study:
         return True
 
     def job(self, point: Values, seed: int, out: Path) -> Job:
-        """Return the trial of a point with a seed."""
-        plan = self.plan(point, seed)
-        return Job(
-            plan, run_folder(out, plan, same_values=True), (f"{self.method} {point_text(point)}",)
-        )
+        """Return the trial of a point with a seed, which may have measured more than is needed."""
+        labels = (f"{self.method} {point_text(point)}",)
+        plans = [self.plan(point, seed, when) for when in ("never", "end", "every")]
+        jobs = [Job(plan, run_folder(out, plan, same_values=True), labels) for plan in plans]
+        return next((job for job in jobs if job.state() != "missing"), jobs[0])
 
     def jobs(self, out: Path) -> list[Job]:
         """Return the trials: all points with the first seed, then all with the next."""

@@ -311,7 +311,8 @@ class Run:
             for learnt in self.newly_learnt(task, last):
                 session.prototypes.add_task(self.net, learnt)
             measured = range(number + 1) if last or not self.method.joint else range(0)
-            task_free = last or self.plan.training.task_free == "every"
+            when = self.plan.training.task_free
+            task_free = when == "every" or (when == "end" and last)
             self.scores.append([self.score(j, task_free) for j in measured])
         self.update_record()
 
@@ -364,11 +365,12 @@ class Run:
         record.forward_transfer = metrics.forward_transfer(
             self.before, self.untrained[: len(self.before)]
         )
-        by_confidence, by_prototype = self.matrix("by_confidence"), self.matrix("by_prototype")
-        record.accuracy_matrix_task_free = rows(by_confidence)
-        record.accuracy_matrix_task_free_prototypes = rows(by_prototype)
-        record.average_accuracy_task_free = metrics.average_accuracy(by_confidence)
-        record.average_accuracy_task_free_prototypes = metrics.average_accuracy(by_prototype)
+        if self.plan.training.task_free != "never":
+            by_confidence, by_prototype = self.matrix("by_confidence"), self.matrix("by_prototype")
+            record.accuracy_matrix_task_free = rows(by_confidence)
+            record.accuracy_matrix_task_free_prototypes = rows(by_prototype)
+            record.average_accuracy_task_free = metrics.average_accuracy(by_confidence)
+            record.average_accuracy_task_free_prototypes = metrics.average_accuracy(by_prototype)
         record.classes = self.class_results()
         record.memory_bytes = self.method.memory_bytes()
         record.parameters = sum(p.numel() for p in self.net.parameters())

@@ -39,9 +39,9 @@ class Training(Settings):
         ge=1,
         description="plateau: epochs without improvement before the rate is divided",
     )
-    task_free: Literal["every", "end"] = Field(
+    task_free: Literal["every", "end", "never"] = Field(
         default="every",
-        description="when to measure without task identity: after every task, or at the end",
+        description="when to measure without task identity: after every task, at the end, or never",
     )
 
     precision: Literal["float32", "bfloat16", "auto"] = Field(
