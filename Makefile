@@ -6,7 +6,8 @@
 # make faults set up, then stop Ray clusters and nodes, kill 300 runs of every method, and resume: about 15 minutes
 # make setup  set up only: a virtual environment in .venv
 # make format put the code in the house format
-# make bench  measure speed and memory beside slow references: 5 minutes, on a quiet machine
+# make bench  measure speed beside slow references: under 4 minutes, better on a quiet machine
+# make memory measure the peak memory of every method: 7 minutes
 # make scaling measure how cost grows, and fill docs/scaling.md: 7 minutes, on a quiet machine
 # make tables learn the embedded stream with every method and three seeds, and fill the docs' tables
 
@@ -28,7 +29,7 @@ define lint_and_test
 	exit $$((tests | types))
 endef
 
-.PHONY: run check test docs-check fuzz faults setup format bench scaling tables clean
+.PHONY: run check test docs-check fuzz faults setup format bench memory scaling tables clean
 
 run: setup
 	@$(BIN)/classgrad run --method cgp,gpm,finetune
@@ -57,6 +58,10 @@ format: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+	$(BIN)/python docs/fill_tables.py
+
+memory: setup
+	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python docs/fill_tables.py
 
 scaling: setup

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from benchmarks.rows import Row
 
 RESULTS = Path(__file__).parent / "results.json"
-# The module of each measurement, and about how many seconds it takes, to estimate the time left.
+# The module of each measurement, and the seconds after which it does not repeat any more; together
+# less than four minutes. Memory is measured by `python -m benchmarks.memory`.
 MEASUREMENTS = {
-    "steps": 80,
-    "precision": 60,
-    "sensitivity": 20,
-    "projecting": 80,
-    "bases": 60,
-    "augmentation": 20,
-    "epoch": 20,
-    "throughput": 40,
-    "saving": 20,
-    "startup": 20,
-    "memory": 120,
+    "steps": 55,
+    "precision": 35,
+    "sensitivity": 10,
+    "projecting": 25,
+    "bases": 30,
+    "augmentation": 10,
+    "epoch": 15,
+    "throughput": 20,
+    "saving": 15,
+    "startup": 15,
 }
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -44,9 +44,7 @@ def measure(
             help=f"Measurements separated by commas: {', '.join(MEASUREMENTS)}.",
         ),
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Few repeats, and no memory unless --only names it.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few repeats.")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Threads of PyTorch and numpy.")] = 2,
     out: Annotated[
         Path | None,
@@ -56,7 +54,7 @@ def measure(
         ),
     ] = None,
 ) -> None:
-    """Measure speed and memory, and compare them with slow references and bounds."""
+    """Measure speed, and compare it with slow references and bounds."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(threads)
     from rich.console import Console
@@ -65,7 +63,7 @@ def measure(
     from benchmarks.rows import save, table
 
     console = Console()
-    names = parse_names(only, quick)
+    names = parse_names(only)
     machine = describe_machine(sys.argv[1:], quick)  # now, as the measurements add to the load
     rows = run_measurements(names, quick, console)
     title = f"{threads} threads{', few repeats' if quick else ''}"
@@ -80,10 +78,10 @@ def measure(
         console.print(f"figures   {out}", soft_wrap=True)
 
 
-def parse_names(only: str | None, quick: bool) -> list[str]:
+def parse_names(only: str | None) -> list[str]:
     """Return the measurements to make."""
     if only is None:
-        return [name for name in MEASUREMENTS if not (quick and name == "memory")]
+        return list(MEASUREMENTS)
     names = [name.strip() for name in only.split(",") if name.strip()]
     for name in names:
         if name not in MEASUREMENTS:
@@ -108,7 +106,8 @@ def run_measurements(names: list[str], quick: bool, console: "Console") -> "dict
                 move((before + share * MEASUREMENTS[name]) / total, name)
 
             watch(0.0)
-            rows[name] = import_module(f"benchmarks.{name}").measure(Bench(quick, watch))
+            bench = Bench(quick, watch, MEASUREMENTS[name])
+            rows[name] = import_module(f"benchmarks.{name}").measure(bench)
             done += MEASUREMENTS[name]
     return rows
 

@@ -22,7 +22,7 @@ def measure(bench: Bench) -> list[Row]:
             "pillow": lambda: pillow.augmix(pictures, draws),
             "step": Learner("cgp").step,
         },
-        rounds=20,
+        rounds=15,
         turn=3,
     )
     ours, reference, step = (Quantity.of(timings[name]) for name in ("ours", "pillow", "step"))

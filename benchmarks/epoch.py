@@ -68,7 +68,7 @@ def measure(bench: Bench) -> list[Row]:
 
     epoch()
     best, fastest = float("inf"), Parts()
-    repeats = 2 if bench.quick else 8
+    repeats = 2 if bench.quick else 6
     for number in range(repeats):
         parts = Parts()
         with parts.watching():

@@ -19,7 +19,7 @@ def measure(bench: Bench) -> list[Row]:
         for precision in ("float32", "bfloat16")
     }
     calls = {name: learner.step for name, learner in learners.items()}
-    timings = bench.alternate(calls, rounds=20, turn=3)
+    timings = bench.alternate(calls, rounds=15, turn=3)
     note = "" if multiplies_bfloat16(torch.device("cpu")) else EMULATED
     return [
         Row.slower(

@@ -15,7 +15,7 @@ def measure(bench: Bench) -> list[Row]:
         learners[f"{method} bare"] = Learner(method, protect=False)
         learners[f"{method} early"] = Learner(method, 1)
     calls = {name: learner.step for name, learner in learners.items()}
-    timings = bench.alternate(calls, rounds=20, turn=3)
+    timings = bench.alternate(calls, rounds=15, turn=3)
     rows = []
     for method in METHODS:
         late, bare, early = (

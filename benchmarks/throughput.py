@@ -20,7 +20,7 @@ def measure(bench: Bench) -> list[Row]:
     a, b = torch.rand(2, SIZE, SIZE, generator=rng)
     out = torch.empty(SIZE, SIZE)
     calls = {**steps, "product": lambda: torch.mm(a, b, out=out)}
-    timings = bench.alternate(calls, rounds=20, turn=3)
+    timings = bench.alternate(calls, rounds=15, turn=3)
     machine = Quantity.rate(2 * SIZE**3, timings["product"])
     counts = {name: flops(step) for name, step in steps.items()}
     return [

@@ -1,5 +1,6 @@
 """Timing of calls that are compared: alternately, in one process, the best of several."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,12 +22,19 @@ class Timing:
 
 
 class Bench:
-    """Times the calls of a measurement; `watch` is called with the share that is done."""
+    """Times the calls of a measurement; `watch` is called with the share that is done.
+
+    After `seconds` there is no further round, so that a busy machine has fewer repeats.
+    """
 
     def __init__(
-        self, quick: bool = False, watch: Callable[[float], None] = lambda share: None
+        self,
+        quick: bool = False,
+        watch: Callable[[float], None] = lambda share: None,
+        seconds: float = math.inf,
     ) -> None:
         self.quick, self.watch = quick, watch
+        self.end = time.perf_counter() + seconds
 
     def alternate(
         self,
@@ -41,8 +49,8 @@ class Bench:
 
         Alternating, so that anything else that slows the machine down for a while affects all of
         them. Each is called once before, to warm up, except `slow` ones, which are timed only the
-        given number of times. A quick bench runs a tenth of the rounds. `clock` returns seconds; by
-        default they are those of the wall clock.
+        given number of times. A quick bench runs a tenth of the rounds; there are at least two. `clock`
+        returns seconds; by default they are those of the wall clock.
         """
         limits = {name: 1 if self.quick else count for name, count in (slow or {}).items()}
         rounds = max(rounds // 10, 2) if self.quick else rounds
@@ -56,6 +64,8 @@ class Bench:
                     if len(seconds[name]) < limits.get(name, rounds * turn):
                         seconds[name].append(timed(call, clock))
             self.watch((number + 1) / rounds)
+            if number > 0 and time.perf_counter() > self.end:
+                break
         return {name: Timing(min(times), len(times)) for name, times in seconds.items()}
 
 

@@ -6,6 +6,7 @@ folders of runs, relative to the root of the repository. The other markers are:
 - `<!-- faults -->`, `<!-- fuzz -->`, `<!-- free -->`: the JSON files of these names in `results`
 - `<!-- readings -->`: the directions in `results/free.json`
 - `<!-- speed -->`, `<!-- saving -->`: what `make bench` measured
+- `<!-- memory -->`: what `make memory` measured
 - `<!-- experiment: NAME -->`: the results of an experiment beside the paper's figures
 - `<!-- curve: NAME -->`: its average accuracy after each task
 - `<!-- learnt: NAME -->`: its accuracy on each task when learnt, and at the end
@@ -34,7 +35,7 @@ PAPER = re.compile(
     r"(<!-- (experiment|curve|learnt|room): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
 FIGURES = re.compile(
-    r"(<!-- (faults|fuzz|speed|saving|free|readings) -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- (faults|fuzz|speed|saving|memory|free|readings) -->\n).*?(<!-- end -->)", re.DOTALL
 )
 
 
@@ -53,6 +54,7 @@ def filled(page: str) -> str:
             "fuzz": (fuzz, "results/fuzz.json"),
             "speed": (speed, "benchmarks/results.json"),
             "saving": (saving, "benchmarks/results.json"),
+            "memory": (memory, "benchmarks/memory.json"),
             "free": (free, "results/free.json"),
             "readings": (readings, "results/free.json"),
         }[match[2]]
@@ -208,6 +210,19 @@ def saving(found: dict[str, Any]) -> str:
     for row in found["measurements"]["saving"]:
         values = [row["ours"]["value"], row["reference"]["value"], row["figure"]]
         rows.append([row["what"], *(f"{value:.2g}" for value in values), row["required"]])
+    return markdown_table(rows)
+
+
+def memory(found: dict[str, Any]) -> str:
+    """Return a table of the memory of every method, in MB, the smallest peak first."""
+    rows = [["method", "peak", "kept between tasks", "weights", "required", "reached"]]
+    peaks = {name: (one["peak"] - one["before"]) / 1e6 for name, one in found["methods"].items()}
+    for name, peak in sorted(peaks.items(), key=lambda pair: pair[1]):
+        one, limit = found["methods"][name], found["limits"].get(name)
+        kept, weights = (f"{one[key] / 1e6:.0f}" for key in ("kept", "parameters"))
+        required = f"<= {limit}" if limit else "-"
+        reached = "-" if limit is None else "yes" if peak <= limit else "**no**"
+        rows.append([name, f"{peak:.0f}", kept, weights, required, reached])
     return markdown_table(rows)
 
 

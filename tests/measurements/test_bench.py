@@ -166,6 +166,13 @@ def test_a_quick_bench_does_few_rounds():
     assert {name: timing.repeats for name, timing in result.items()} == {"a": 6, "slow": 1}
 
 
+def test_when_its_time_is_over_a_bench_has_two_rounds_of_all_calls(clock):
+    calls = {"a": lambda: clock(3), "b": lambda: clock(2)}
+    for seconds, repeats in ((10, 2), (17, 3), (100, 4)):
+        result = Bench(seconds=seconds).alternate(calls, rounds=4)
+        assert result == {"a": timing.Timing(3, repeats), "b": timing.Timing(2, repeats)}
+
+
 @pytest.mark.parametrize("method", ["gpm", "cgp"])
 def test_the_step_that_is_timed_keeps_out_of_the_bases(small_ranks, method):
     for protect in (True, False):
@@ -356,12 +363,12 @@ def test_only_a_whole_run_replaces_the_figures(bench_command, monkeypatch, tmp_p
 
 def test_a_misspelt_measurement_is_named():
     with pytest.raises(command.UserError, match="unknown measurement 'base': did you mean 'bases'"):
-        command.parse_names("steps,base", quick=False)
+        command.parse_names("steps,base")
     with pytest.raises(command.UserError, match="--only names no measurement"):
-        command.parse_names(" , ", quick=False)
+        command.parse_names(" , ")
 
 
-def test_quick_leaves_memory_out_unless_it_is_named():
-    assert "memory" not in command.parse_names(None, quick=True)
-    assert command.parse_names(None, quick=False) == list(command.MEASUREMENTS)
-    assert command.parse_names("memory, steps", quick=True) == ["memory", "steps"]
+def test_all_is_measured_unless_something_is_named():
+    assert command.parse_names(None) == list(command.MEASUREMENTS)
+    assert command.parse_names("saving, steps") == ["saving", "steps"]
+    assert sum(command.MEASUREMENTS.values()) < 4 * 60
