@@ -20,13 +20,13 @@ def main() -> None:
         images, labels = task.train.unit_images(slice(None)), task.train.labels
         loader = [(images[i : i + 32], labels[i : i + 32]) for i in range(0, len(labels), 32)]
         optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()], lr=0.003)
+        guard.watch(optimizer)  # *
         for _ in range(5):
             for x, y in loader:
                 loss = nn.functional.cross_entropy(head(model(x)), y)
                 optimizer.zero_grad()
-                with guard.step(optimizer):  # *
-                    loss.backward()
-                    optimizer.step()
+                loss.backward()
+                optimizer.step()
         guard.end_task(loader, forward=nn.Sequential(model, head))  # *
     for task, head in zip(stream, heads, strict=True):
         test = stream.test(task.id)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from classgrad.core import register_layer
     from classgrad.errors import UserError
     from classgrad.guard.attach import Guard, attach
+    from classgrad.guard.leaks import LeakError, LeakWarning
     from classgrad.learner.drift import leakage
     from classgrad.learner.learner import Learner
     from classgrad.methods import CGP, GPM, SGP, Method
@@ -26,6 +27,8 @@ __all__ = [
     "GPM",
     "SGP",
     "Guard",
+    "LeakError",
+    "LeakWarning",
     "Learner",
     "Method",
     "Prediction",
@@ -54,6 +57,8 @@ _HOMES = {
     "CGP": "methods",
     "GPM": "methods",
     "Guard": "guard.attach",
+    "LeakError": "guard.leaks",
+    "LeakWarning": "guard.leaks",
     "Learner": "learner.learner",
     "Method": "methods",
     "Prediction": "prediction.calibration",
