@@ -8,6 +8,7 @@
 # make format put the code in the house format
 # make bench  measure speed beside slow references: under 4 minutes, better on a quiet machine
 # make memory measure the peak memory of every method: 7 minutes
+# make peers  measure speed beside Avalanche's and, with LIBCONTINUAL=path of a checkout, LibContinual's: 15 minutes
 # make scaling measure how cost grows, and fill docs/scaling.md: 7 minutes, on a quiet machine
 # make tables learn the embedded stream with every method and three seeds, and fill the docs' tables
 
@@ -29,7 +30,7 @@ define lint_and_test
 	exit $$((tests | types))
 endef
 
-.PHONY: run check test docs-check fuzz faults setup format bench memory scaling tables clean
+.PHONY: run check test docs-check fuzz faults setup format bench memory peers scaling tables clean
 
 run: setup
 	@$(BIN)/classgrad run --method cgp,gpm,finetune
@@ -64,6 +65,10 @@ memory: setup
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python docs/fill_tables.py
 
+peers: setup .venv-peers/.ready
+	$(BIN)/python -m benchmarks.peers $(if $(LIBCONTINUAL),--libcontinual '$(LIBCONTINUAL)')
+	$(BIN)/python docs/fill_tables.py
+
 scaling: setup
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.traffic
@@ -84,5 +89,12 @@ setup: .venv/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+# Without the dependencies that Avalanche declares but training does not need: they take 6 GB.
+.venv-peers/.ready: benchmarks/peers/requirements.txt constraints.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement benchmarks/peers/requirements.txt
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps avalanche-lib==0.6.0 torchvision==0.28.0
+	@touch $@
+
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis

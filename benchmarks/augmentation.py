@@ -3,9 +3,9 @@
 import numpy as np
 
 from benchmarks import pillow
-from benchmarks.images import smooth_images
 from benchmarks.learner import BATCH, Learner
 from benchmarks.rows import Bound, Quantity, Row
+from benchmarks.smooth import smooth_images
 from benchmarks.timing import Bench
 from classgrad import seeds
 from classgrad.data.augmix import augmix

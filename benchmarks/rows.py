@@ -16,12 +16,13 @@ SCALES = {
     "s": [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs")],
     "flop/s": [(1e9, "GF/s")],
     "MB": [(1.0, "MB")],
+    "images/s": [(1.0, "images/s")],
 }
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A measured value in `s`, `flop/s` or `MB`, the best of `repeats`."""
+    """A measured value in `s`, `flop/s`, `MB` or `images/s`, the best of `repeats`."""
 
     value: float
     unit: str = "s"

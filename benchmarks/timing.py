@@ -49,8 +49,8 @@ class Bench:
 
         Alternating, so that anything else that slows the machine down for a while affects all of
         them. Each is called once before, to warm up, except `slow` ones, which are timed only the
-        given number of times. A quick bench runs a tenth of the rounds; there are at least two. `clock`
-        returns seconds; by default they are those of the wall clock.
+        given number of times. A quick bench runs a tenth of the rounds; there are at least two.
+        `clock` returns seconds; by default they are those of the wall clock.
         """
         limits = {name: 1 if self.quick else count for name, count in (slow or {}).items()}
         rounds = max(rounds // 10, 2) if self.quick else rounds

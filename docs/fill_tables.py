@@ -7,6 +7,7 @@ folders of runs, relative to the root of the repository. The other markers are:
 - `<!-- readings -->`: the directions in `results/free.json`
 - `<!-- speed -->`, `<!-- saving -->`: what `make bench` measured
 - `<!-- memory -->`: what `make memory` measured
+- `<!-- peers -->`: what `make peers` measured
 - `<!-- experiment: NAME -->`: the results of an experiment beside the paper's figures
 - `<!-- curve: NAME -->`: its average accuracy after each task
 - `<!-- learnt: NAME -->`: its accuracy on each task when learnt, and at the end
@@ -35,7 +36,8 @@ PAPER = re.compile(
     r"(<!-- (experiment|curve|learnt|room): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
 FIGURES = re.compile(
-    r"(<!-- (faults|fuzz|speed|saving|memory|free|readings) -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- (faults|fuzz|speed|saving|memory|peers|free|readings) -->\n).*?(<!-- end -->)",
+    re.DOTALL,
 )
 
 
@@ -55,6 +57,7 @@ def filled(page: str) -> str:
             "speed": (speed, "benchmarks/results.json"),
             "saving": (saving, "benchmarks/results.json"),
             "memory": (memory, "benchmarks/memory.json"),
+            "peers": (peers, "benchmarks/peers.json"),
             "free": (free, "results/free.json"),
             "readings": (readings, "results/free.json"),
         }[match[2]]
@@ -182,9 +185,9 @@ def fuzz(found: dict[str, Any]) -> str:
     return markdown_table(rows)
 
 
-def speed(found: dict[str, Any]) -> str:
+def speed(found: dict[str, Any], other: str = "reference") -> str:
     """Return a table of everything `make bench` measured."""
-    rows = [["what", "ours", "reference", "ratio", "required", "reached"]]
+    rows = [["what", "ours", other, "ratio", "required", "reached"]]
     for row in (row for part in found["measurements"].values() for row in part):
         beside = quantity(row["reference"]) if row["reference"] else "-"
         ratio = f"{float(format(row['figure'], '.3g')):,g}" if row["reference"] else "-"
@@ -193,6 +196,11 @@ def speed(found: dict[str, Any]) -> str:
             [row["what"], quantity(row["ours"]), beside, ratio, row["required"] or "-", reached]
         )
     return markdown_table(rows)
+
+
+def peers(found: dict[str, Any]) -> str:
+    """Return a table of everything `make peers` measured."""
+    return speed(found, other="peer")
 
 
 def quantity(found: dict[str, Any]) -> str:

@@ -23,10 +23,10 @@ from benchmarks import (
     steps,
     timing,
 )
-from benchmarks.images import smooth_images
 from benchmarks.learner import Learner, flops, random_basis
 from benchmarks.references import columns, refined, without_groups
 from benchmarks.rows import Bound, Quantity, Row
+from benchmarks.smooth import smooth_images
 from benchmarks.timing import Bench
 from classgrad import CGP, attach
 from classgrad.core.projector import Projection
