@@ -15,7 +15,6 @@ from typing import Any
 from benchmarks.images import random_task
 from benchmarks.learner import TASKS
 from benchmarks.machine import describe_machine
-from classgrad.devices import release_memory
 from classgrad.methods import METHODS
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
@@ -66,7 +65,6 @@ def learn(method: str, tasks: int = TASKS) -> dict[str, int]:
     stream = [random_task(number, count, seed=number) for number, count in enumerate(counts)]
     named = TaskStream("split-cifar100", stream, [task.valid for task in stream])
     plan = make_plan(named, method, values={"epochs": 1, **VALUES.get(method, {})})
-    release_memory()  # what making the images has left
     before = resident_bytes() - mapped_bytes()
     run = Run(plan, named)
     run.execute()
