@@ -185,7 +185,10 @@ def test_the_scaled_weight_is_that_of_the_formula(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv"])
-def test_gradients_pass_through_the_scaled_weight(kind: str) -> None:
+def test_gradients_of_scales_and_of_the_weight_outside_s_are_those_of_the_formula(
+    kind: str,
+) -> None:
+    """Inside S the weight is a constant: its gradient there is removed by projection."""
     layer, s, qs = scaled(kind)
     x = normal(4, 9) if kind == "linear" else normal(4, 2, 5, 5)
     layer(x).square().sum().backward()
@@ -201,7 +204,9 @@ def test_gradients_pass_through_the_scaled_weight(kind: str) -> None:
         functional.linear(x, whole, layer.bias).square().sum().backward()
     else:
         functional.conv2d(x, whole, layer.bias, padding=1).square().sum().backward()
-    assert torch.allclose(layer.weight.grad, weight.grad, atol=1e-11)
+    actual, expected = (w.grad.flatten(1) for w in (layer.weight, weight))
+    rest = torch.eye(len(s)) - s @ s.T
+    assert torch.allclose(actual @ rest, expected @ rest, atol=1e-11)
     for change, q in zip(layer.scales(1), free, strict=True):
         assert torch.allclose(change.grad, q.grad, atol=1e-11)
 

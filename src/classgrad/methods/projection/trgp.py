@@ -33,6 +33,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from classgrad import seeds
@@ -51,12 +52,12 @@ class Scaled(PerTask):
 
     With W (o x d) the weight, and B_j (d x k) and Q_j (k x k) for each region j of a task, it uses
 
-        W + Σ_j (W B_j Q_j B_jᵀ - W B_j B_jᵀ) = W + W Σ_j B_j (Q_j - I) B_jᵀ.
+        W + Σ_j (W B_j Q_j B_jᵀ - W B_j B_jᵀ) = W + W Σ_j B_j A_j B_jᵀ,   A_j = Q_j - I.
 
-    All B_j are columns of one basis S of the layer, so the sum is S D Sᵀ with D the Q_j - I in the
-    rows and columns of B_j. The parameters are the Q_j - I, initially zeros, so that weight decay
-    pulls Q_j to the identity. A Linear layer multiplies its input by I + S D Sᵀ instead of its
-    weight: the same result, and cheaper, as a batch has fewer rows than the weight.
+    All B_j are columns of one basis S of the layer, so two products with S serve all regions. The
+    parameters are the A_j, initially zeros, so that weight decay pulls Q_j to the identity. A
+    Linear layer multiplies its input by I + Σ_j B_j A_j B_jᵀ instead of its weight: the same
+    result, and cheaper, as a batch has fewer rows than the weight.
 
     Layers are converted by changing their class, so that names and weights stay.
     """
@@ -87,46 +88,122 @@ class Scaled(PerTask):
         count = len(self.regions.get(task, []))
         return [self.get_parameter(f"scale_{task}_{number}") for number in range(count)]
 
-    def inner(self) -> Tensor | None:
-        """Return D (r x r) of the selected task; None if it has no region."""
-        scales = self.scales(self.task)
-        if not scales:
-            return None
-        rank = self.basis.shape[1]
-        d = self.weight.new_zeros(rank, rank)
-        for region, scale in zip(self.regions[self.task], scales, strict=True):
-            d = d.index_put((region[:, None], region[None, :]), scale, accumulate=True)
-        return d
-
 
 class ScaledLinear(Scaled, nn.Linear):
     """A Linear layer with scales for each task."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return (W + W S D Sᵀ) x + b for each row x."""
+        """Return W (x + Σ_j B_j A_j B_jᵀ x) + b for each row x."""
         return functional.linear(self.scaled(input), self.weight, self.bias)
 
     def scaled(self, input: Tensor) -> Tensor:
-        """Return (I + S D Sᵀ) x for each row x, the input of W for the selected task."""
-        d = self.inner()
-        return input if d is None else input + (input @ self.basis) @ d.T @ self.basis.T
+        """Return x + Σ_j B_j A_j B_jᵀ x for each row x, the input of W for the selected task."""
+        scales = self.scales(self.task)
+        if not scales:
+            return input
+        rows = input.reshape(-1, input.shape[-1])
+        result: Tensor = ScaledRows.apply(rows, self.basis, self.regions[self.task], *scales)
+        return result.view(input.shape)
 
 
 class ScaledConv2d(Scaled, nn.Conv2d):
     """A convolution with scales for each task, on its patches."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the convolution with W + W S D Sᵀ."""
+        """Return the convolution with W + W Σ_j B_j A_j B_jᵀ."""
         out: Tensor = self._conv_forward(input, self.scaled_weight(), self.bias)
         return out
 
     def scaled_weight(self) -> Tensor:
-        """Return W + W S D Sᵀ for the selected task."""
-        d = self.inner()
-        if d is None:
+        """Return W + W Σ_j B_j A_j B_jᵀ for the selected task."""
+        scales = self.scales(self.task)
+        if not scales:
             return self.weight
         matrix = self.weight.flatten(1)
-        return self.weight + ((matrix @ self.basis) @ d @ self.basis.T).view_as(self.weight)
+        result: Tensor = ScaledWeight.apply(matrix, self.basis, self.regions[self.task], *scales)
+        return result.view(self.weight.shape)
+
+
+def columns_of(matrix: Tensor, region: Tensor) -> Tensor:
+    """Return the columns (n x k) of a matrix (n x r) that a region has."""
+    return matrix.index_select(1, region.to(matrix.device))
+
+
+def times_scales(along: Tensor, regions: Sequence[Tensor], scales: Sequence[Tensor]) -> Tensor:
+    """Return C Σ_j P_j A_j P_jᵀ for C = along (n x r), with P_j the columns of region j.
+
+    With the sum as one matrix (r x r) there would be fewer operations, but to put it together from
+    the scales, number by number, takes longer than all products.
+    """
+    result = torch.zeros_like(along)
+    for region, scale in zip(regions, scales, strict=True):
+        part = columns_of(along, region) @ scale.to(along.dtype)
+        result.index_add_(1, region.to(along.device), part)
+    return result
+
+
+def scale_gradients(
+    left: Tensor, right: Tensor, regions: Sequence[Tensor], scales: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return P_jᵀ leftᵀ right P_j, for two matrices (n x r), as gradients of the scales."""
+    return [
+        (columns_of(left, region).T @ columns_of(right, region)).to(scale.dtype)
+        for region, scale in zip(regions, scales, strict=True)
+    ]
+
+
+class ScaledRows(torch.autograd.Function):
+    """Rows X (n x d) -> X + Σ_j X B_j A_jᵀ B_jᵀ, in few products."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, basis: Tensor, regions: list[Tensor], *scales: Tensor
+    ) -> Tensor:
+        """Return the scaled rows."""
+        along = rows @ basis
+        ctx.regions = regions
+        ctx.save_for_backward(along, basis, *scales)
+        inner = times_scales(along, regions, [scale.T for scale in scales])
+        return torch.addmm(rows, inner, basis.T)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of X and the A_j."""
+        along, basis, *scales = ctx.saved_tensors
+        basis = basis.to(grad.dtype)
+        grad_along = grad @ basis
+        grad_rows = None
+        if ctx.needs_input_grad[0]:
+            inner = times_scales(grad_along, ctx.regions, scales)
+            grad_rows = torch.addmm(grad, inner, basis.T)
+        return grad_rows, None, None, *scale_gradients(grad_along, along, ctx.regions, scales)
+
+
+class ScaledWeight(torch.autograd.Function):
+    """Weight W (o x d) -> W + Σ_j W B_j A_j B_jᵀ, where W S is a constant.
+
+    It is one because no update changes W along S: what the gradient of W lacks here lies in S, and
+    projection would remove it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, basis: Tensor, regions: list[Tensor], *scales: Tensor
+    ) -> Tensor:
+        """Return the scaled weight."""
+        along = weight @ basis
+        ctx.regions = regions
+        ctx.save_for_backward(along, basis, *scales)
+        return torch.addmm(weight, times_scales(along, regions, scales), basis.T)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of W and the A_j."""
+        along, basis, *scales = ctx.saved_tensors
+        grad_along = grad @ basis.to(grad.dtype)
+        return grad, None, None, *scale_gradients(along, grad_along, ctx.regions, scales)
 
 
 class ScaledLinearKind(LayerKind[ScaledLinear]):
@@ -135,7 +212,7 @@ class ScaledLinearKind(LayerKind[ScaledLinear]):
     linear = True
 
     def linear_input(self, layer: ScaledLinear, x: Tensor) -> Tensor:
-        """Return (I + S D Sᵀ) x for each row x."""
+        """Return x + Σ_j B_j A_j B_jᵀ x for each row x."""
         return layer.scaled(x)
 
 
