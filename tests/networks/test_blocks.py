@@ -183,3 +183,35 @@ def test_a_trunk_uses_blocks():
     trunk = Tiny((3, 2, 2), networks.options("mlp"))
     out = trunk(torch.ones(2, 3, 2, 2).requires_grad_())
     assert "Block" in type(out.grad_fn.next_functions[0][0]).__name__
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("network", ["alexnet5", "resnet18"])
+def test_two_batches_at_once_are_two_passes_and_the_second_leaves_no_statistics(network, hooked):
+    x, other = draw(8, 3, 20, 20).abs(), draw(6, 3, 20, 20, seed=1).abs()
+    outcomes = []
+    for at_once in (False, True):
+        options = {"dropout": False} if network == "alexnet5" else {}
+        net = networks.build(network, (3, 20, 20), 1, norm="stored", **options).double()
+        net.add_task(3)
+        rows = []
+        for layer in net.trunk:
+            if isinstance(layer, nn.Linear):
+                layer.register_forward_hook(
+                    lambda _, args, __, rows=rows: rows.append(len(args[0]))
+                )
+        if at_once:
+            if hooked:  # a trunk with hooks has to be called
+                net.trunk.register_forward_hook(lambda *_: None)
+            pair = net.embed_both(x, other, 0)
+        else:
+            pair = [net.embed(x, 0)]
+            with net.frozen_bn_stats():
+                pair.append(net.embed(other, 0))
+        weights = (draw(*out.shape, seed=2 + i) for i, out in enumerate(pair))
+        sum((out * w).sum() for out, w in zip(pair, weights, strict=True)).backward()
+        if network == "alexnet5":
+            assert rows == ([14, 14] if at_once and not hooked else [8, 8, 6, 6])
+        gradients = [p.grad for p in net.trunk.parameters()]
+        outcomes.append([*(out.detach() for out in pair), *gradients, *net.buffers()])
+    torch.testing.assert_close(*outcomes, rtol=1e-8, atol=1e-10)

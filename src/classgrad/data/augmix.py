@@ -5,7 +5,7 @@ Its 13 operations are those of Pillow, in its 8-bit arithmetic.
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +17,9 @@ from classgrad.errors import UserError, unknown
 # sign (N,) of 1 and -1; an operation that needs no level or sign ignores it.
 Operation = Callable[[Tensor, Tensor, Tensor], Tensor]
 Size = tuple[int, int]
-# (level, sign, (H, W)) -> float64 (N, 2, 3), from the centres of output pixels to input points.
-Matrix = Callable[[Tensor, Tensor, Size], Tensor]
 
 
-def _scaled(level: Tensor, maximum: float) -> Tensor:
+def _scaled(level: Tensor, maximum: float | Tensor) -> Tensor:
     """Return the operation's parameter, level · maximum / 10, in float64."""
     return level.double() * maximum / 10
 
@@ -63,6 +61,8 @@ def equalize(images: Tensor, level: Tensor, sign: Tensor) -> Tensor:
     The step is (H W - #{pixels at the channel's maximum}) // 255; a channel whose step is 0, such
     as every channel of an image of fewer than 256 pixels, stays as it is.
     """
+    if images.shape[2] * images.shape[3] < 256:
+        return images
     values = images.flatten(0, 1).flatten(1).long()
     rows = len(values)
     offset = 256 * torch.arange(rows, device=images.device).unsqueeze(1)
@@ -70,7 +70,8 @@ def equalize(images: Tensor, level: Tensor, sign: Tensor) -> Tensor:
     below = counts.cumsum(1) - counts
     step = below.gather(1, values.amax(1, keepdim=True)) // 255
     table = ((step // 2 + below) // step.clamp(min=1)).clamp(max=255)
-    return torch.where(step > 0, table.gather(1, values), values).to(torch.uint8).view_as(images)
+    table = torch.where(step > 0, table, torch.arange(256, device=images.device))
+    return table.to(torch.uint8).gather(1, values).view_as(images)
 
 
 def posterize(images: Tensor, level: Tensor, sign: Tensor) -> Tensor:
@@ -137,38 +138,40 @@ def sharpness(images: Tensor, level: Tensor, sign: Tensor) -> Tensor:
     return _blend(smooth, images, level)
 
 
-def _affine(level: Tensor, entries: dict[tuple[int, int], Tensor]) -> Tensor:
-    """Return one 2 x 3 identity per level, with the given entries in place of its own."""
-    matrix = torch.eye(2, 3, dtype=torch.float64, device=level.device).repeat(*level.shape, 1, 1)
-    for (row, column), values in entries.items():
-        matrix[..., row, column] = values
-    return matrix
+GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 
 
-def _rotation(level: Tensor, sign: Tensor, size: Size) -> Tensor:
-    """Rotate about the image's centre by sign · trunc(30 level / 10) degrees, anticlockwise."""
-    angle = torch.deg2rad(sign * _truncated(level, 30))
+def _matrices(kind: Tensor, level: Tensor, sign: Tensor, size: Size) -> Tensor:
+    """Return a matrix for each operation GEOMETRIC[kind]: float64 (..., 2, 3).
+
+    A matrix maps the centres of output pixels to input points. Rotations are about the image's
+    centre, anticlockwise and by whole degrees, translations by whole pixels.
+    """
+    height, width = size
+    maxima = torch.tensor(
+        [30, 0.3, 0.3, width / 3, height / 3], dtype=torch.float64, device=level.device
+    )
+    value = _scaled(level, maxima[kind])
+    rotates, shears_x, shears_y, moves_x, moves_y = (kind == i for i in range(len(GEOMETRIC)))
+    value = sign * torch.where(shears_x | shears_y, value, value.trunc())
+    angle = torch.deg2rad(value * rotates)
     cosine, sine = angle.cos(), angle.sin()
-    y, x = size[0] / 2, size[1] / 2
-    across = {(0, 0): cosine, (0, 1): -sine, (0, 2): x - cosine * x + sine * y}
-    down = {(1, 0): sine, (1, 1): cosine, (1, 2): y - sine * x - cosine * y}
-    return _affine(level, across | down)
+    y, x = height / 2, width / 2
+    entries = [
+        cosine,
+        torch.where(shears_x, value, -sine),
+        torch.where(moves_x, value, x - cosine * x + sine * y),
+        torch.where(shears_y, value, sine),
+        cosine,
+        torch.where(moves_y, value, y - sine * x - cosine * y),
+    ]
+    return torch.stack(entries, -1).view(*kind.shape, 2, 3)
 
 
-def _shear_x(level: Tensor, sign: Tensor, size: Size) -> Tensor:
-    return _affine(level, {(0, 1): sign * _scaled(level, 0.3)})
-
-
-def _shear_y(level: Tensor, sign: Tensor, size: Size) -> Tensor:
-    return _affine(level, {(1, 0): sign * _scaled(level, 0.3)})
-
-
-def _translation_x(level: Tensor, sign: Tensor, size: Size) -> Tensor:
-    return _affine(level, {(0, 2): sign * _truncated(level, size[1] / 3)})
-
-
-def _translation_y(level: Tensor, sign: Tensor, size: Size) -> Tensor:
-    return _affine(level, {(1, 2): sign * _truncated(level, size[0] / 3)})
+@lru_cache(maxsize=16)
+def _centres(size: int, device: torch.device) -> Tensor:
+    """Return the centres of the pixels along an axis, where a pixel has size 1, in float64."""
+    return torch.arange(size, device=device, dtype=torch.float64) + 0.5
 
 
 def warp(images: Tensor, matrix: Tensor) -> Tensor:
@@ -183,8 +186,7 @@ def warp(images: Tensor, matrix: Tensor) -> Tensor:
     """
     height, width = images.shape[-2:]
     # float64: in float32 a shift by whole pixels misses exact values, and truncation loses 1 level.
-    rows = torch.arange(height, device=images.device, dtype=torch.float64).view(-1, 1) + 0.5
-    columns = torch.arange(width, device=images.device, dtype=torch.float64) + 0.5
+    rows, columns = _centres(height, images.device).view(-1, 1), _centres(width, images.device)
     # The sampler counts from -1 to 1 along each axis, between the outer borders of the pixels.
     scale = torch.tensor([[2 / width], [2 / height]], device=images.device, dtype=torch.float64)
     by_column, by_row, shift = (matrix * scale).permute(2, 1, 0)[..., None, None]
@@ -197,25 +199,18 @@ def warp(images: Tensor, matrix: Tensor) -> Tensor:
     return values.add_(1e-9).to(torch.uint8).mul_((inside[0] & inside[1]).unsqueeze(1))
 
 
-def _warped(matrix: Matrix, images: Tensor, level: Tensor, sign: Tensor) -> Tensor:
+def _warped(kind: int, images: Tensor, level: Tensor, sign: Tensor) -> Tensor:
     height, width = images.shape[-2:]
-    return warp(images, matrix(level, sign, (height, width)))
+    kinds = torch.full_like(level, kind, dtype=torch.int64)
+    return warp(images, _matrices(kinds, level, sign, (height, width)))
 
-
-MATRICES: dict[str, Matrix] = {
-    "rotate": _rotation,
-    "shear_x": _shear_x,
-    "shear_y": _shear_y,
-    "translate_x": _translation_x,
-    "translate_y": _translation_y,
-}
 
 OPERATIONS: dict[str, Operation] = {
     "autocontrast": autocontrast,
     "equalize": equalize,
     "posterize": posterize,
     "solarize": solarize,
-    **{name: partial(_warped, matrix) for name, matrix in MATRICES.items()},
+    **{name: partial(_warped, kind) for kind, name in enumerate(GEOMETRIC)},
     "color": color,
     "contrast": contrast,
     "brightness": brightness,
@@ -296,32 +291,35 @@ def _chains(
 ) -> Tensor:
     """Apply operation `choice[s, j]` to row j of `pixels` for s = 0, 1, ...
 
-    A choice of len(names) applies nothing. Each operation is called once per step, on the rows that
-    drew it; the geometric ones share a call, with the matrix that each row drew.
+    A choice of len(names) applies nothing. In each step the rows are sorted by their operation, and
+    each operation is called once, on a slice; the geometric ones share a call, with the matrix that
+    each row drew.
     """
     height, width = pixels.shape[-2:]
-    geometric = len(names) + 1
-    kinds, matrices = choice, level.new_zeros(*level.shape, 2, 3)
-    for index, name in enumerate(names):
-        if name in MATRICES:
-            drawn = choice == index
-            kinds = kinds.masked_fill(drawn, geometric)
-            matrix = MATRICES[name](level, sign, (height, width))
-            matrices = torch.where(drawn[..., None, None], matrix, matrices)
-    for step, kind in enumerate(kinds):
-        groups, results = [], []
-        for index in kind.unique().tolist():
-            rows = (kind == index).nonzero().squeeze(1)
-            group = pixels.index_select(0, rows)
+    nothing, geometric = len(names), len(names) + 1
+    kind_of = [GEOMETRIC.index(name) if name in GEOMETRIC else -1 for name in names]
+    kind = torch.tensor([*kind_of, -1], device=choice.device)[choice]
+    matrices = _matrices(kind, level, sign, (height, width))
+    kinds = choice.masked_fill(kind >= 0, geometric)
+    order = kinds.argsort(1)
+    level, sign = level.gather(1, order), sign.gather(1, order)
+    counts = F.one_hot(kinds, geometric + 1).sum(1).tolist()
+    places = order.argsort(1)  # where each row is after sorting
+    for step, rows in enumerate(order):
+        # The rows are still in the order of the step before.
+        now = rows if step == 0 else places[step - 1][rows]
+        groups = list(pixels.index_select(0, now).split(counts[step]))
+        levels, signs = level[step].split(counts[step]), sign[step].split(counts[step])
+        for index, group in enumerate(groups):
+            if not counts[step][index] or index == nothing:
+                continue
             if index == geometric:
-                group = warp(group, matrices[step, rows])
-            elif index < len(names):
-                group = OPERATIONS[names[index]](group, level[step, rows], sign[step, rows])
-            groups.append(rows)
-            results.append(group)
-        # One gather puts the groups back in order: 0.05 ms, where writing each in place took 0.6.
-        pixels = torch.cat(results).index_select(0, torch.cat(groups).argsort())
-    return pixels
+                groups[index] = warp(group, matrices[step, rows[-counts[step][index] :]])
+            else:
+                operation = OPERATIONS[names[index]]
+                groups[index] = operation(group, levels[index], signs[index])
+        pixels = torch.cat(groups)
+    return pixels.index_select(0, places[-1])
 
 
 def dirichlet(alpha: float, shape: tuple[int, int], generator: Generator) -> Tensor:

@@ -12,6 +12,7 @@ the values before the pooling have to be kept. In evaluation the pooling comes f
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -58,6 +59,31 @@ def run_each(
 def is_task_dependent(layer: nn.Module) -> bool:
     """Tell whether the output of a layer depends on the task."""
     return any(part.task_dependent for part in layer.modules() if isinstance(part, PerTask))
+
+
+def run_both(
+    layers: Sequence[nn.Module],
+    x: Tensor,
+    other: Tensor,
+    around_other: Callable[[], AbstractContextManager[None]],
+) -> tuple[Tensor, Tensor]:
+    """Apply layers to two batches, each with its own batch statistics.
+
+    A Linear layer is called once for both: reading its weight and adding up two gradients of it
+    takes a large part of the time of its products. Other layers are called with `other` inside of
+    the context `around_other`.
+    """
+    rest = list(layers)
+    while rest:
+        linear = next((i for i, layer in enumerate(rest) if isinstance(layer, nn.Linear)), None)
+        x = run(rest[:linear], x)
+        with around_other():
+            other = run(rest[:linear], other)
+        if linear is None:
+            break
+        x, other = rest[linear](torch.cat([x, other])).split([len(x), len(other)])
+        rest = rest[linear + 1 :]
+    return x, other
 
 
 def block_at(layers: Sequence[nn.Module], position: int, x: Tensor) -> list[nn.Module]:

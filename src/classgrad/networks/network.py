@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from classgrad import seeds
 from classgrad.errors import UserError
-from classgrad.networks.blocks import run_each
+from classgrad.networks.blocks import has_no_hooks, run_both, run_each
 from classgrad.networks.layers import ChannelSums, Dropout, PerTask, TaskBatchNorm
 from classgrad.networks.shard import Shard, Sum
 from classgrad.networks.trunk import Trunk
@@ -183,7 +183,27 @@ class Network(nn.Module):
         self.select(task)
         with self._autocast(x):
             features: Tensor = self.trunk(_channels_last(x))
-        return features.to(x.dtype)
+        return self._like(x, features)
+
+    def embed_both(self, x: Tensor, copies: Tensor, task: int) -> tuple[Tensor, Tensor]:
+        """Map inputs and altered copies of them to embeddings; the copies update no statistics.
+
+        Each has its own batch statistics. Linear layers see both at once, where the trunk's layers
+        are known to follow one another.
+        """
+        if not (self._is_sequence() and has_no_hooks(self.trunk)):
+            embedding = self.embed(x, task)
+            with self.frozen_bn_stats():
+                return embedding, self.embed(copies, task)
+        self.select(task)
+        with self._autocast(x):
+            first, second = run_both(
+                list(self.trunk.children()),
+                _channels_last(x),
+                _channels_last(copies),
+                self.frozen_bn_stats,
+            )
+        return self._like(x, first), self._like(x, second)
 
     def embed_each(self, x: Tensor, tasks: Sequence[int]) -> list[Tensor]:
         """Map inputs to embeddings for each of these tasks; what tasks share is computed once."""
@@ -191,16 +211,24 @@ class Network(nn.Module):
             return [self.embed(x, tasks[0])] * len(tasks)
         with self._autocast(x):
             features = self._forward_each(_channels_last(x), tasks)
-        return [output.to(x.dtype) for output in features]
+        return [self._like(x, output) for output in features]
 
     def _forward_each(self, x: Tensor, tasks: Sequence[int]) -> list[Tensor]:
-        if type(self.trunk).forward is Trunk.forward:
+        if self._is_sequence():
             return run_each(list(self.trunk.children()), x, tasks, self.select)
         outputs = []
         for task in tasks:
             self.select(task)
             outputs.append(self.trunk(x))
         return outputs
+
+    def _is_sequence(self) -> bool:
+        """Tell whether the layers of the trunk follow one another."""
+        return type(self.trunk).forward is Trunk.forward
+
+    def _like(self, x: Tensor, features: Tensor) -> Tensor:
+        """Return features in the precision of the inputs, where the trunk has another."""
+        return features if self.precision is None else features.to(x.dtype)
 
     def _autocast(self, x: Tensor) -> AbstractContextManager[object]:
         if self.precision is None:

@@ -153,9 +153,8 @@ class CGP(Budgeted):
         """Return L_ce + λ L_con (Eq. loss)."""
         if self.contrast == 0 and not self.classify_copies:
             return super().loss(net, step)
-        embedding = net.embed(step.x, step.task.id)
-        with net.frozen_bn_stats():  # predictions use statistics of real images
-            of_copies = net.embed(step.task.transform(self.copies(step)), step.task.id)
+        copies = step.task.transform(self.copies(step))
+        embedding, of_copies = net.embed_both(step.x, copies, step.task.id)
         entropy = functional.cross_entropy(net.classify(embedding, step.task.id), step.y)
         if self.classify_copies:
             logits = net.classify(of_copies, step.task.id)
