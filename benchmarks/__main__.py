@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parent / "results.json"
 # The module of each measurement, and the seconds after which it does not repeat any more; together
 # less than four minutes. Memory is measured by `python -m benchmarks.memory`.
 MEASUREMENTS = {
-    "steps": 55,
+    "steps": 60,
     "precision": 35,
     "sensitivity": 10,
     "projecting": 25,

@@ -13,7 +13,7 @@ from benchmarks.images import CLASSES, random_task
 from benchmarks.timing import Call
 from classgrad import networks
 from classgrad.devices import PRECISIONS
-from classgrad.methods import SGP
+from classgrad.methods import SGP, TRGP
 from classgrad.methods.projection.base import Projected
 from classgrad.networks import Network
 from classgrad.runs.record import RunRecord
@@ -93,6 +93,10 @@ def state_after(learnt: int, method: Projected, net: Network) -> dict[str, Any]:
             name: torch.full((basis.shape[1],), 0.5, dtype=torch.float64)
             for name, basis in bases.items()
         }
+    if isinstance(method, TRGP):  # the last two tasks are trusted, each with all directions so far
+        ranks = [ranks_after(task) for task in range(1, learnt + 1)]
+        state["own"] = {name: [torch.arange(r[name][1]) for r in ranks] for name in bases}
+        state["trusted"] = {name: {str(learnt): [learnt - 1, learnt - 2]} for name in bases}
     return state
 
 

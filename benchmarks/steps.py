@@ -8,8 +8,8 @@ METHODS = ("gpm", "cgp", "sgp")
 
 
 def measure(bench: Bench) -> list[Row]:
-    """Time steps with projection, without it, and after ten classes only."""
-    learners = {}
+    """Time steps with projection, without it, after ten classes only, and plain ones."""
+    learners = {"finetune": Learner("finetune"), "trgp": Learner("trgp")}
     for method in METHODS:
         learners[f"{method} late"] = Learner(method)
         learners[f"{method} bare"] = Learner(method, protect=False)
@@ -32,4 +32,11 @@ def measure(bench: Bench) -> list[Row]:
                 bound=growth,
             ),
         ]
-    return rows
+    plain, scaled, contrast = (
+        Quantity.of(timings[name]) for name in ("finetune", "trgp", "cgp late")
+    )
+    return [
+        *rows,
+        Row.share("step of trgp / step of finetune", scaled, plain, bound=Bound(1.15)),
+        Row.share("step of cgp / step of finetune", contrast, plain, bound=Bound(2.05)),
+    ]
