@@ -30,6 +30,7 @@ MEASUREMENTS = {
     "throughput": 20,
     "saving": 15,
     "startup": 15,
+    "guard": 30,
 }
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -7,7 +7,7 @@ inside the subspace, at the cost of 8 columns instead of r, and misses no move o
 Two looks are taken at every step. Every change that PyTorch knows of raises the version of a
 tensor, so it costs nothing to see that a weight was changed since the last guarded step; it is then
 compared as a whole. Changes that PyTorch does not see, such as those through `.data`, are found by
-comparing a twentieth of the rows, others at every step.
+comparing a fiftieth of the rows, others at every step.
 """
 
 import math
@@ -26,7 +26,7 @@ from classgrad.errors import UserError
 OnLeak = Literal["raise", "warn", "restore"]
 
 PROBES = 8
-BLOCKS = 20  # steps in which every row is compared
+BLOCKS = 50  # steps in which every row is compared
 SAMPLED_ROWS = 16  # of a weight that may move inside its subspace, in scaled steps
 MOST_COPIED = 2**20  # numbers of a frozen tensor that are compared; of larger ones a part is
 # Share of a weight's length. Rounding moves float32 weights by less in a million guarded steps.
