@@ -18,8 +18,8 @@ Forward = Callable[[Any], Tensor]
 Batch = tuple[Any, Tensor]  # inputs, most often a tensor, and labels
 Batches = Iterable[Batch]
 
-# Numbers that may wait to be added to representations: 32 MB in float32.
-MAX_PENDING = 2**23
+# Numbers that may wait to be added to representations: 64 MB in float32.
+MAX_PENDING = 2**24
 
 
 @dataclass
@@ -30,9 +30,8 @@ class ClassInputs:
     representations: dict[str, Representation] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
-    pending: dict[str, list[list[Tensor]]] = field(
-        default_factory=dict
-    )  # inputs of calls, by batch
+    # inputs of calls, by batch, and how many samples of a batch are for the representation
+    pending: dict[str, list[tuple[list[Tensor], int]]] = field(default_factory=dict)
 
     def mean(self, site: str) -> Tensor:
         """Return the mean input at a site."""
@@ -271,16 +270,13 @@ class _Gather:
                 continue
             # On the CPU, because not every device has double precision.
             inputs = [x[index.to(x.device)].cpu() for x in self.seen[site.source]]
-            if not self.pool:
-                self._add_mean(entry, name, [site.matrix_input(x).flatten(1) for x in inputs])
-            count = max(0, self.samples[name] - entry.count - before)
-            inputs = [x[:count] for x in inputs]
-            if not count:
-                continue
+            count = min(len(index), max(0, self.samples[name] - entry.count - before))
+            if self.pool:  # without means
+                inputs = [x[:count] for x in inputs]
             pending = entry.pending.setdefault(name, [])
-            if pending and shapes(pending[-1]) != shapes(inputs):
+            if pending and shapes(pending[-1][0]) != shapes(inputs):
                 self._flush(entry, name)
-            pending.append(inputs)
+            pending.append((inputs, count))
             self.pending += sum(x.numel() for x in inputs)
 
     def _flush_all(self) -> None:
@@ -292,9 +288,17 @@ class _Gather:
     def _flush(self, entry: ClassInputs, name: str) -> None:
         """Add the pending inputs of a class to its representation, in few large products."""
         site, pending = self.sites[name], entry.pending[name]
-        inputs = [torch.cat(batches) for batches in zip(*pending, strict=True)]
+        if not pending:
+            return
+        calls = zip(*(inputs for inputs, _ in pending), strict=True)
+        inputs = [torch.cat(batches) for batches in calls]
+        # A site takes the first samples of a class: of the batches, only the last is taken in part.
+        taken = sum(count for _, count in pending)
         pending.clear()
-        for x in inputs:
+        if not self.pool:
+            self._add_mean(entry, name, [site.matrix_input(x).flatten(1) for x in inputs])
+        for x in inputs if taken else []:
+            x = x[:taken]
             representation = entry.representations.setdefault(name, Representation(site.dimension))
             count = len(x) * len(site.rows(x[:1]))
             if representation.count + count < site.dimension:
@@ -324,7 +328,8 @@ class _Gather:
     def _check_inputs(self, count: int) -> None:
         for name, site in self.sites.items():
             for x in self.seen.get(site.source, []):
-                if not x.isfinite().all():
+                # The sum of finite numbers can only be infinite if it overflows.
+                if not x.sum().isfinite() and not x.isfinite().all():
                     raise UserError(f"layer '{name}' saw an input that is not a finite number")
                 if len(x) != count:
                     raise UserError(

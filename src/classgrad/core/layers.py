@@ -28,6 +28,9 @@ L = TypeVar("L", bound=nn.Module)
 Record = Callable[[int, Tensor], None]  # called with the index of a layer's input, and the input
 Source = tuple[nn.Module, int]  # a layer and the index of one of its inputs
 
+# With fewer channels, products of single channels are too small to be fast.
+MIN_CHANNELS = 32
+
 
 class Matrix(NamedTuple):
     """Where one weight matrix of a layer is: rows `start` to `stop` of a parameter."""
@@ -183,28 +186,42 @@ class ConvolutionKind(LayerKind[Convolution]):
         """Return C Cᵀ of the patches of (n, C, *size) (d x d, float64).
 
         Patches overlap. With stride and dilation 1 along the first axis, it is enough to unfold the
-        other axes: the products of these lines serve all patches they are part of.
+        other axes: the products of these lines serve all patches they are part of. The same holds
+        for the second axis, but its products are of single channels: that takes many samples.
         """
         if not layer.stride[0] == layer.dilation[0] == 1:
             return linalg.gram(self.rows(layer, x))
-        lines, window = _lines(layer, x.double()), layer.kernel_size[0]
-        if window == 1 or len(lines) < 2 * window - 1:
+        channels, tall = layer.in_channels // layer.groups, layer.kernel_size[0]
+        both = (
+            MIN_CHANNELS <= channels <= 2 * len(x)
+            and len(layer.kernel_size) > 1
+            and layer.stride[1] == layer.dilation[1] == 1
+        )
+        lines = _lines(layer, x.double(), 2 if both else 1)
+        if tall == 1 or lines.shape[1] < 2 * tall - 1:
             return linalg.gram(self.rows(layer, x))
-        products = linalg.window_products(lines, window)
-        channels = layer.in_channels // layer.groups
-        products = products.view(window, window, channels, -1, channels, lines.shape[2] // channels)
-        # The weight has channels first: (C, window, rest of the kernel).
-        dimension = window * lines.shape[2]
-        return products.permute(2, 0, 3, 4, 1, 5).reshape(dimension, dimension)
+        wide = layer.kernel_size[1] if both else 1
+        products = linalg.window_products(lines, (tall, wide))
+        rest = lines.shape[3] // channels
+        products = products.view(tall, tall, wide, wide, channels, rest, channels, rest)
+        # The weight has channels first: (C, tall, wide, rest of the kernel).
+        dimension = tall * wide * lines.shape[3]
+        return products.permute(4, 0, 2, 5, 6, 1, 3, 7).reshape(dimension, dimension)
 
 
-def _lines(layer: Convolution, x: Tensor) -> Tensor:
-    """Unfold (n, C, h, *size) along all axes but the first (h, n * positions, C * kernel)."""
+def _lines(layer: Convolution, x: Tensor, folded: int) -> Tensor:
+    """Unfold (n, C, h, w, *size) along all axes but the first one or two.
+
+    Returns (w, h, n * positions, C * kernel), where w is 1 if only the first axis is folded.
+    """
     axes = len(layer.kernel_size)
-    x = _unfold(layer, x, range(1, axes))
-    # (n, C, h, *positions, *kernel) -> (h, n, *positions, C, *kernel)
-    order = [2, 0, *range(3, 2 + axes), 1, *range(2 + axes, 1 + 2 * axes)]
-    return x.permute(order).reshape(x.shape[2], -1, x.shape[1] * math.prod(layer.kernel_size[1:]))
+    x = _unfold(layer, x, range(folded, axes))
+    # (n, C, h, w, *positions, *kernel) -> (w, h, n, *positions, C, *kernel)
+    first = [*reversed(range(2, 2 + folded))]
+    order = [*first, 0, *range(2 + folded, 2 + axes), 1, *range(2 + axes, 2 + 2 * axes - folded)]
+    height, width = x.shape[2], x.shape[3] if folded == 2 else 1
+    values = x.shape[1] * math.prod(layer.kernel_size[folded:])
+    return x.permute(order).reshape(width, height, -1, values)
 
 
 def _unfold(layer: Convolution, x: Tensor, axes: Iterable[int], patch_stride: int = 1) -> Tensor:

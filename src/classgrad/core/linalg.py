@@ -35,29 +35,47 @@ def gram(rows: Tensor) -> Tensor:
     return c_ct
 
 
-def window_products(lines: Tensor, window: int) -> Tensor:
-    """Lines (h x n x w) -> Σ_s lines[s+i]ᵀ lines[s+j] at i, j (window x window x w x w).
+def window_products(lines: Tensor, window: tuple[int, int]) -> Tensor:
+    """Lines (w x h x n x c) -> Σ lines[x+u, y+i]ᵀ lines[x+v, y+j] at i, j, u, v (... x c x c).
 
-    s goes over the h - window + 1 positions of the window, of which there must be at least
-    `window`. Sums with the same j - i differ only in their first and last lines: the sum over the
-    lines between is computed once.
+    i and j are below window[0], u and v below window[1]. The sum is over the h - window[0] + 1 by
+    w - window[1] + 1 positions of the window; the first number must be at least window[0]. Sums
+    with the same j - i and v - u differ only at the edges: what they share is computed once.
     """
-    positions, width = len(lines) - window + 1, lines.shape[2]
-    products = lines.new_empty(window, window, width, width)
+    tall, wide = window
+    channels = lines.shape[3]
+    positions = lines.shape[1] - tall + 1
+    products = lines.new_empty(tall, tall, wide, wide, channels, channels)
 
     def product(start: int, stop: int) -> Tensor:
-        first, second = lines[start:stop], lines[start + gap : stop + gap]
-        return first.flatten(0, 1).T @ second.flatten(0, 1)
+        first, second = lines[:, start:stop], lines[:, start + gap : stop + gap]
+        return _column_products(first.flatten(1, 2), second.flatten(1, 2), wide, symmetric=gap == 0)
 
-    for gap in range(window):
-        edge = window - 1 - gap
+    for gap in range(tall):
+        edge = tall - 1 - gap
         middle = product(edge, positions)
         before = [product(line, line + 1) for line in range(edge)]
         after = [product(line, line + 1) for line in range(positions, positions + edge)]
         for i in range(edge + 1):
             products[i, i + gap] = block = middle + sum(before[i:]) + sum(after[:i])
-            products[i + gap, i] = block.T
+            products[i + gap, i] = block.permute(1, 0, 3, 2)
     return products
+
+
+def _column_products(first: Tensor, second: Tensor, window: int, *, symmetric: bool) -> Tensor:
+    """Two of (w x n x c) -> Σ_x first[x+u]ᵀ second[x+v] at u, v (window x window x c x c)."""
+    width, _, channels = first.shape
+    positions = width - window + 1
+    sums = first.new_empty(window, window, channels, channels)
+    for gap in range(0 if symmetric else 1 - window, window):
+        left, right = max(0, -gap), max(0, gap)
+        products = first[left : width - right].transpose(1, 2) @ second[right : width - left]
+        for start in range(window - abs(gap)):
+            block = products[start : start + positions].sum(0)
+            sums[start + left, start + right] = block
+            if symmetric:
+                sums[start + right, start + left] = block.T
+    return sums
 
 
 def residual(rows: Tensor, basis: Tensor) -> Tensor:

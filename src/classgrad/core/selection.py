@@ -14,13 +14,25 @@ how many columns of U they add.
 - `joint` adds those of U among the first of sorted L that reach ε E; at least what `plain` adds.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from classgrad.core.linalg import smallest_rank
-from classgrad.core.subspace import Representation
+
+
+class Inputs(Protocol):
+    """What the rules need of a representation C."""
+
+    def energy(self) -> float:
+        """Return E."""
+
+    def energies(self) -> Tensor:
+        """Return the σ² of C, descending."""
+
+    def split_by(self, basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return δ, and (σ² descending, U) of Ĉ."""
 
 
 class Selection(NamedTuple):
@@ -30,9 +42,16 @@ class Selection(NamedTuple):
     stored: list[int]
 
 
-def plain(
-    basis: Tensor, c: Representation, epsilon: float, *, of_residual: bool = False
-) -> Selection:
+class Rule(Protocol):
+    """One of the rules of this module."""
+
+    def __call__(
+        self, basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = False
+    ) -> Selection:
+        """Select the directions of a class."""
+
+
+def plain(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = False) -> Selection:
     """Protect at least the share ε of the class.
 
     Every stored direction counts, because all stay protected; none is assigned to the class. With
@@ -43,9 +62,7 @@ def plain(
     return Selection(vectors[:, :count], [])
 
 
-def own(
-    basis: Tensor, c: Representation, epsilon: float, *, of_residual: bool = False
-) -> Selection:
+def own(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = False) -> Selection:
     """Represent the class by as many directions as it needs on its own (Algorithm 1)."""
     delta, values, vectors = c.split_by(basis)
     own_rank = smallest_rank(c.energies(), epsilon * c.energy())
@@ -53,9 +70,7 @@ def own(
     return Selection(vectors[:, :count], stored)
 
 
-def capped(
-    basis: Tensor, c: Representation, epsilon: float, *, of_residual: bool = False
-) -> Selection:
+def capped(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = False) -> Selection:
     """Represent the class as `own` does, but never add more than not refining would."""
     delta, values, vectors = c.split_by(basis)
     own_rank = smallest_rank(c.energies(), epsilon * c.energy())
@@ -64,9 +79,7 @@ def capped(
     return Selection(vectors[:, : min(count, enough)], stored)
 
 
-def missing(
-    basis: Tensor, c: Representation, epsilon: float, *, of_residual: bool = False
-) -> Selection:
+def missing(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = False) -> Selection:
     """Represent the class by as many directions as the basis lacks (the paper's text, its scripts).
 
     Most of the first directions of the joint list are stored ones.
@@ -77,9 +90,7 @@ def missing(
     return Selection(vectors[:, :count], stored)
 
 
-def joint(
-    basis: Tensor, c: Representation, epsilon: float, *, of_residual: bool = False
-) -> Selection:
+def joint(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = False) -> Selection:
     """Represent the class by the strongest directions, stored or new, that hold ε (TRGP)."""
     delta, values, vectors = c.split_by(basis)
     ordered = torch.cat([delta, values]).sort(descending=True, stable=True).values
@@ -89,9 +100,7 @@ def joint(
     return Selection(vectors[:, :count], stored)
 
 
-def _needed(
-    delta: Tensor, values: Tensor, c: Representation, epsilon: float, of_residual: bool
-) -> int:
+def _needed(delta: Tensor, values: Tensor, c: Inputs, epsilon: float, of_residual: bool) -> int:
     """Return the smallest m for which Σδ + Σσ²[:m] reaches ε E, or ε ||Ĉ||²."""
     along = float(delta.sum())
     whole = c.energy() - along if of_residual else c.energy()

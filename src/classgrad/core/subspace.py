@@ -133,6 +133,15 @@ class Representation:
         _, values, vectors = self.split_by(basis)
         return values, vectors
 
+    def coordinates(self, axes: Tensor) -> "Representation":
+        """Return axesᵀ C, for orthonormal axes (d x m)."""
+        result = Representation(axes.shape[1])
+        if self._gram is not None:
+            result.add_gram(axes.T @ self._gram @ axes, self.count)
+        else:
+            result.add(self._all_rows() @ axes)
+        return result
+
     def split_by(self, basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return δ along a basis, and (σ² descending, U) of the part of C outside it.
 

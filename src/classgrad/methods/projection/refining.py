@@ -34,7 +34,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from classgrad.core import linalg, selection
+from classgrad.core import selection
+from classgrad.core.growing import Growing
 from classgrad.core.subspace import Representation, Subspace
 from classgrad.errors import UserError
 from classgrad.methods.base import a_dict
@@ -160,11 +161,14 @@ class Refining:
         fewer: bool = False,
         of_residual: bool = False,
     ) -> None:
-        self.subspace, self.groups, self.reading = subspace, groups, reading
+        self.groups, self.reading = groups, reading
         self.epsilon, self.similarity = epsilon, similarity
         self.fewer = fewer  # one direction fewer for the first basis, and for those of pairs
         self.of_residual = of_residual
-        self._added = subspace.basis[:, :0]  # the last directions that were added
+        self._none = Subspace.empty(subspace.dimension)
+        self._all = Growing(subspace)
+        self._bases = [Growing(Subspace(basis)) for basis in groups.bases]
+        self._added = self._none.basis  # the last directions that were added
         self._own: list[Tensor] = []  # with `pair`, the directions of each class of the first task
 
     def learn(self, classes: Sequence[ClassInput], *, first_task: bool) -> Subspace:
@@ -172,7 +176,13 @@ class Refining:
         together = self.reading.first_task if first_task else "separate"
         if together == "group":
             self._pool(classes)
-            return self.subspace
+        else:
+            self._add_classes(classes, together)
+        self.groups.bases = [basis.subspace.basis for basis in self._bases]
+        return self._all.subspace
+
+    def _add_classes(self, classes: Sequence[ClassInput], together: str) -> None:
+        """Add classes, one after another."""
         for number, c in enumerate(classes):
             similar = self.groups.similar(c.prototype, self.similarity)
             if not similar:
@@ -187,7 +197,6 @@ class Refining:
                 self._own.append(self._added)
         if together == "pair" and self.reading.bases_by_group:
             self._set_group_bases()
-        return self.subspace
 
     def _open(self, c: ClassInput) -> None:
         """Open a group for a class that is like no other."""
@@ -217,17 +226,18 @@ class Refining:
         common = self._common(c, classes[other])
         self._own[other] = common
         self._own.append(common)
-        self.subspace = self._union(self._own)
+        self._all = Growing(self._union(self._own))
 
     def _replace_groups(
         self, c: ClassInput, classes: Sequence[ClassInput], similar: list[tuple[int, float]]
     ) -> None:
         """Decompose a class with each similar one; each result replaces a whole group's basis."""
         for other, _ in similar:
-            self.groups.bases[self.groups.group_of[other]] = self._common(c, classes[other])
+            common = Subspace(self._common(c, classes[other]))
+            self._bases[self.groups.group_of[other]] = Growing(common)
         other, cosine = similar[-1]
         self.groups.join(self.groups.group_of[other], c.prototype, cosine)
-        self.subspace = self._union(self.groups.bases)
+        self._all = Growing(self._union([basis.subspace.basis for basis in self._bases]))
 
     def _refine(self, c: ClassInput, similar: list[tuple[int, float]]) -> None:
         """Add the directions that a class similar to earlier ones needs."""
@@ -240,45 +250,42 @@ class Refining:
         number, cosine = similar[-1]
         self.groups.join(self.groups.group_of[number], c.prototype, cosine)
 
-    def _choose(self, rule: str, stored: Tensor, c: Representation) -> Tensor:
-        choose = getattr(selection, rule)
-        new: Tensor = choose(stored, c, self.epsilon, of_residual=self.of_residual).new
-        return new
+    def _choose(self, rule: str, stored: Growing, c: Representation) -> Tensor:
+        chosen: selection.Rule = getattr(selection, rule)
+        return stored.choose(chosen, c, self.epsilon, of_residual=self.of_residual)
 
-    def _stored(self, group: int) -> Tensor:
+    def _stored(self, group: int) -> Growing:
         """Return the directions that count as stored for a class of a group."""
         if self.reading.against == "all":
-            return self.subspace.basis
-        bases = self.groups.bases
-        return bases[group] if 0 <= group < len(bases) else self.subspace.basis[:, :0]
+            return self._all
+        return self._bases[group] if 0 <= group < len(self._bases) else Growing(self._none)
 
     def _add(self, group: int, new: Tensor) -> None:
         """Add new directions to a group, and to the subspace."""
-        if self.fewer and self.subspace.rank == 0:
+        if self.fewer and self._all.rank == 0:
             new = new[:, :-1]
         self._added = new
-        self.subspace = self.subspace.extended(new)
+        self._all.add(new)
         if self.reading.bases_by_group or self.reading.first_task == "pairs":
-            bases = self.groups.bases
-            bases += [new[:, :0].double()] * (group + 1 - len(bases))
-            bases[group] = linalg.extend(bases[group], new)
+            self._bases += [Growing(self._none) for _ in range(group + 1 - len(self._bases))]
+            self._bases[group].add(new)
 
     def _common(self, one: ClassInput, other: ClassInput) -> Tensor:
         """Return the directions of two classes together (Eq. k-rank1)."""
         pooled = Representation.pooled([other.representation, one.representation])
-        common = selection.plain(self.subspace.basis[:, :0], pooled, self.epsilon).new
+        common = selection.plain(self._none.basis, pooled, self.epsilon).new
         return common[:, :-1] if self.fewer else common
 
     def _union(self, bases: Sequence[Tensor]) -> Subspace:
         """Return the span of some bases; one that is there several times counts once."""
         distinct = {id(basis): basis for basis in bases}.values()
-        return Subspace.empty(self.subspace.dimension).extended(torch.cat(list(distinct), dim=1))
+        return self._none.extended(torch.cat(list(distinct), dim=1))
 
     def _set_group_bases(self) -> None:
         by_group: dict[int, list[Tensor]] = {}
         for group, own in zip(self.groups.group_of, self._own, strict=True):
             by_group.setdefault(group, []).append(own)
-        self.groups.bases = [self._union(by_group[group]).basis for group in sorted(by_group)]
+        self._bases = [Growing(self._union(by_group[group])) for group in sorted(by_group)]
 
 
 def nearest(similar: list[tuple[int, float]]) -> tuple[int, float]:
