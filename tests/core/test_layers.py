@@ -67,9 +67,9 @@ def channels_last(output: Tensor) -> Tensor:
 # PyTorch says once that an odd margin costs it a copy.
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 @settings(deadline=None, max_examples=150)
-@given(geometry=geometries(), seed=st.integers(0, 2**32 - 1))
+@given(geometry=geometries(), seed=st.integers(0, 2**32 - 1), min_channels=st.sampled_from([1, 32]))
 def test_rows_times_the_weight_are_the_output_of_any_convolution(
-    geometry: tuple[int, dict[str, Any], tuple[int, ...]], seed: int
+    geometry: tuple[int, dict[str, Any], tuple[int, ...]], seed: int, min_channels: int
 ) -> None:
     axes, arguments, shape = geometry
     layer = built(lambda: CONVOLUTIONS[axes](**arguments), seed)
@@ -84,7 +84,10 @@ def test_rows_times_the_weight_are_the_output_of_any_convolution(
     for site in result.values():
         rows = site.rows(seen[layer, 0][0])
         assert rows.shape == (len(expected), site.dimension)
-        assert torch.allclose(site.gram(seen[layer, 0][0]), rows.T @ rows, atol=1e-12)
+        with pytest.MonkeyPatch.context() as patch:  # products along one axis, and along both
+            patch.setattr("classgrad.core.layers.MIN_CHANNELS", min_channels)
+            gram = site.gram(seen[layer, 0][0])
+        assert torch.allclose(gram, rows.T @ rows, atol=1e-12)
         outputs.append(rows @ site.matrix(layer.weight).T)
     assert torch.allclose(torch.cat(outputs, 1), expected, atol=1e-12)
 

@@ -225,3 +225,39 @@ def test_rows_of_a_gram_matrix_are_as_many_as_its_rank_and_have_its_spectrum(cou
     expected = torch.linalg.eigvalsh(gram).clamp(min=0)
     result = torch.linalg.eigvalsh(rows.T @ rows).clamp(min=0)
     assert torch.allclose(result, expected, rtol=1e-6, atol=1e-14)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=seeds,
+    decay=st.sampled_from([0.5, 0.9, 0.97, 1.0]),
+    share=st.sampled_from([0.3, 0.9, 0.99, 0.999999]),
+)
+def test_leading_directions_hold_the_energy_and_are_at_most_one_too_many(
+    seed: int, decay: float, share: float
+) -> None:
+    rows = rows_of((150, 128), seed, decay)
+    c_ct = rows.T @ rows
+    exact = np.linalg.svd(rows.numpy(), compute_uv=False) ** 2
+    energy = share * exact.sum()
+    found = linalg.leading_spectrum(c_ct, energy)
+    needed = 1 + int(np.argmax(np.cumsum(exact) >= energy))
+    if found is None:
+        assert needed > 4 or decay > 0.5
+        return
+    values, vectors = found
+    rank = linalg.smallest_rank(values, energy)
+    assert needed <= rank <= needed + 1
+    assert orthonormality(vectors) < 1e-12
+    along = energies_along(rows.T.numpy(), vectors.numpy())
+    assert np.abs(values.numpy() - along).max() < 1e-10 * exact.sum()
+    assert along[:rank].sum() > energy * (1 - 1e-12)
+
+
+def test_a_bound_of_the_other_eigenvalues_is_proved_only_if_it_is_one() -> None:
+    rotation = random_basis(6, 6)
+    values = torch.tensor([9.0, 8, 3, 2, 1, 0], dtype=torch.float64)
+    c_ct = (rotation * values) @ rotation.T
+    known = rotation[:, :2], values[:2]
+    assert linalg._bounds_rest(torch.tensor(3.001), c_ct, *known)
+    assert not linalg._bounds_rest(torch.tensor(2.999), c_ct, *known)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from classgrad.core import linalg
 from classgrad.core.selection import Rule
-from classgrad.core.subspace import Representation, Subspace
+from classgrad.core.subspace import Parts, Representation, Subspace
 
 
 class Outside:
@@ -27,14 +27,14 @@ class Outside:
         """Return the σ² of C, descending."""
         return self._whole.energies()
 
-    def split_by(self, basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split_by(self, basis: Tensor, left_out: float = 0.0) -> Parts:
         """Return δ along S and a basis outside it, and (σ² descending, U) of the part outside both.
 
-        Directions are left out whose energy is negligible compared with that of C.
+        See `Representation.split_by`.
         """
-        delta, values, vectors = self._outside.split_by(basis)
+        delta, values, vectors, complete = self._outside.split_by(basis, left_out)
         keep = values > linalg.NEGLIGIBLE_ENERGY * self.energy()
-        return torch.cat([self._along, delta]), values[keep], vectors[:, keep]
+        return Parts(torch.cat([self._along, delta]), values[keep], vectors[:, keep], complete)
 
 
 class Growing:

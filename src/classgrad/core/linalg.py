@@ -148,6 +148,47 @@ def spectrum_of_gram(c_ct: Tensor) -> tuple[Tensor, Tensor]:
     return values[keep], vectors[:, keep]
 
 
+def leading_spectrum(c_ct: Tensor, energy: float) -> tuple[Tensor, Tensor] | None:
+    """C Cᵀ -> (θ descending, U): directions that hold `energy`, and no more than one too many.
+
+    For few of many directions, where all eigenvectors take long: subspace iteration on random
+    columns (Halko, Martinsson, Tropp 2011). θ is exactly the energy along U. None if more than d/16
+    directions are needed, or if their number is not proved to be at most that of exact
+    eigenvectors plus one. The proof: let B be the part of C Cᵀ U[:l] outside the span of U[:l], and
+    ν a bound of the eigenvalues outside it. The first j exact eigenvalues have a sum of at most
+    Σθ[:j] + ||B||² / (θ[j] - ν), because a subspace that leaves that of U by sines s gains at most
+    2 ||B|| ||s|| and loses at least (θ[j] - ν) ||s||².
+    """
+    dimension = len(c_ct)
+    count = dimension // 8
+    rng = torch.Generator().manual_seed(dimension)
+    basis = torch.randn(dimension, count, generator=rng, dtype=torch.float64)
+    for _ in range(3):
+        for _ in range(2):
+            basis = torch.linalg.qr(c_ct @ basis).Q
+        product = c_ct @ basis
+        values, rotation = torch.linalg.eigh(basis.T @ product)
+        values, rotation = values.flip(0), rotation.flip(1)
+        rank = smallest_rank(values, energy)
+        if rank > count // 2:
+            return None
+        basis, product = basis @ rotation, product @ rotation
+        used = (rank + count) // 2
+        outside = (product - basis * values)[:, :used].square().sum()
+        last, bound = values[rank - 1], (values[rank - 1] + values[used - 1]) / 2
+        best = values[: max(rank - 2, 0)].sum() + outside / (last - bound)
+        if best < energy and _bounds_rest(bound, c_ct, basis[:, :used], values[:used]):
+            return values[:used], basis[:, :used]
+    return None
+
+
+def _bounds_rest(bound: Tensor, c_ct: Tensor, basis: Tensor, values: Tensor) -> bool:
+    """Prove a bound of the eigenvalues outside a basis: there, bound I - C Cᵀ is positive."""
+    difference = (basis * values) @ basis.T - c_ct
+    difference.diagonal().add_(bound)
+    return not torch.linalg.cholesky_ex(difference).info
+
+
 def energies(symmetric: Tensor) -> Tensor:
     """Symmetric matrix -> eigenvalues descending; about a third of the work with eigenvectors."""
     values: Tensor = torch.linalg.eigvalsh(symmetric.double())

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from classgrad.core.linalg import smallest_rank
+from classgrad.core.subspace import Parts
 
 
 class Inputs(Protocol):
@@ -31,8 +32,8 @@ class Inputs(Protocol):
     def energies(self) -> Tensor:
         """Return the σ² of C, descending."""
 
-    def split_by(self, basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return δ, and (σ² descending, U) of Ĉ."""
+    def split_by(self, basis: Tensor, left_out: float = 0.0) -> Parts:
+        """Return δ, and (σ² descending, U) of Ĉ; weak directions may be left out."""
 
 
 class Selection(NamedTuple):
@@ -57,26 +58,28 @@ def plain(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = False
     Every stored direction counts, because all stay protected; none is assigned to the class. With
     `of_residual` the right side is ε ||Ĉ||², as Eq. k-rank2 is printed: much less is protected.
     """
-    delta, values, vectors = c.split_by(basis)
-    count = _needed(delta, values, c, epsilon, of_residual)
-    return Selection(vectors[:, :count], [])
+    parts = _split(basis, c, epsilon)
+    return Selection(parts.vectors[:, : _needed(parts, c, epsilon, of_residual)], [])
 
 
 def own(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = False) -> Selection:
     """Represent the class by as many directions as it needs on its own (Algorithm 1)."""
-    delta, values, vectors = c.split_by(basis)
     own_rank = smallest_rank(c.energies(), epsilon * c.energy())
-    stored, count = _first_of_joint_list(delta, values, own_rank)
-    return Selection(vectors[:, :count], stored)
+    parts = _split(basis, c, epsilon)
+    stored, count = _first_of_joint_list(parts, own_rank)
+    if count == len(parts.values) and not parts.complete:
+        parts = c.split_by(basis)
+        stored, count = _first_of_joint_list(parts, own_rank)
+    return Selection(parts.vectors[:, :count], stored)
 
 
 def capped(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = False) -> Selection:
     """Represent the class as `own` does, but never add more than not refining would."""
-    delta, values, vectors = c.split_by(basis)
+    parts = _split(basis, c, epsilon)
     own_rank = smallest_rank(c.energies(), epsilon * c.energy())
-    enough = _needed(delta, values, c, epsilon, of_residual)
-    stored, count = _first_of_joint_list(delta, values, own_rank)
-    return Selection(vectors[:, : min(count, enough)], stored)
+    stored, count = _first_of_joint_list(parts, own_rank)
+    enough = _needed(parts, c, epsilon, of_residual)
+    return Selection(parts.vectors[:, : min(count, enough)], stored)
 
 
 def missing(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = False) -> Selection:
@@ -84,31 +87,42 @@ def missing(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = Fal
 
     Most of the first directions of the joint list are stored ones.
     """
-    delta, values, vectors = c.split_by(basis)
-    needed = _needed(delta, values, c, epsilon, of_residual)
-    stored, count = _first_of_joint_list(delta, values, needed)
-    return Selection(vectors[:, :count], stored)
+    parts = _split(basis, c, epsilon)
+    stored, count = _first_of_joint_list(parts, _needed(parts, c, epsilon, of_residual))
+    return Selection(parts.vectors[:, :count], stored)
 
 
 def joint(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = False) -> Selection:
     """Represent the class by the strongest directions, stored or new, that hold ε (TRGP)."""
-    delta, values, vectors = c.split_by(basis)
-    ordered = torch.cat([delta, values]).sort(descending=True, stable=True).values
-    stored, count = _first_of_joint_list(
-        delta, values, smallest_rank(ordered, epsilon * c.energy())
-    )
-    return Selection(vectors[:, :count], stored)
+    parts = _split(basis, c, epsilon)
+    stored, count = _strongest(parts, epsilon * c.energy())
+    if count == len(parts.values) and not parts.complete:
+        parts = c.split_by(basis)
+        stored, count = _strongest(parts, epsilon * c.energy())
+    return Selection(parts.vectors[:, :count], stored)
 
 
-def _needed(delta: Tensor, values: Tensor, c: Inputs, epsilon: float, of_residual: bool) -> int:
+def _split(basis: Tensor, c: Inputs, epsilon: float) -> Parts:
+    """Split C by a basis; directions of U that are not needed for the share ε may be left out."""
+    return c.split_by(basis, (1 - epsilon) * c.energy())
+
+
+def _needed(parts: Parts, c: Inputs, epsilon: float, of_residual: bool) -> int:
     """Return the smallest m for which Σδ + Σσ²[:m] reaches ε E, or ε ||Ĉ||²."""
-    along = float(delta.sum())
+    along = float(parts.delta.sum())
     whole = c.energy() - along if of_residual else c.energy()
-    return smallest_rank(values, epsilon * whole - along)
+    return smallest_rank(parts.values, epsilon * whole - along)
 
 
-def _first_of_joint_list(delta: Tensor, values: Tensor, count: int) -> tuple[list[int], int]:
+def _strongest(parts: Parts, energy: float) -> tuple[list[int], int]:
+    """Take the first of sorted [δ, σ²] that hold an energy."""
+    ordered = torch.cat([parts.delta, parts.values]).sort(descending=True, stable=True).values
+    return _first_of_joint_list(parts, smallest_rank(ordered, energy))
+
+
+def _first_of_joint_list(parts: Parts, count: int) -> tuple[list[int], int]:
     """Take the first `count` of sorted [δ, σ²]; return which stored ones, and how many new ones."""
-    order = torch.cat([delta, values]).sort(descending=True, stable=True).indices[:count]
-    stored = order[order < len(delta)]
+    joint_list = torch.cat([parts.delta, parts.values])
+    order = joint_list.sort(descending=True, stable=True).indices[:count]
+    stored = order[order < len(parts.delta)]
     return sorted(stored.tolist()), len(order) - len(stored)

@@ -1,6 +1,7 @@
 """The protected directions of one layer, and the inputs of one layer for some samples."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +47,23 @@ class Subspace:
     def reduced(self, columns: list[int]) -> "Subspace":
         """Return the span of these columns of the basis only."""
         return Subspace(self.basis[:, columns])
+
+
+# From this many coordinates on, only the directions that are needed are computed. Below, that takes
+# less than a second for all.
+WIDE = 2048
+
+
+class Parts(NamedTuple):
+    """A representation C, split by a basis: δ along it, and (σ² descending, U) of what is outside.
+
+    If `complete`, only directions with negligible energy are left out.
+    """
+
+    delta: Tensor
+    values: Tensor
+    vectors: Tensor
+    complete: bool
 
 
 class Representation:
@@ -130,8 +148,8 @@ class Representation:
         """
         if basis is None:
             basis = torch.zeros(self.dimension, 0, dtype=torch.float64)
-        _, values, vectors = self.split_by(basis)
-        return values, vectors
+        parts = self.split_by(basis)
+        return parts.values, parts.vectors
 
     def coordinates(self, axes: Tensor) -> "Representation":
         """Return axesᵀ C, for orthonormal axes (d x m)."""
@@ -142,29 +160,31 @@ class Representation:
             result.add(self._all_rows() @ axes)
         return result
 
-    def split_by(self, basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split_by(self, basis: Tensor, left_out: float = 0.0) -> Parts:
         """Return δ along a basis, and (σ² descending, U) of the part of C outside it.
 
-        These are `energy_along` and `spectrum`, with the product of C and the basis formed once.
+        These are `energy_along` and `spectrum`, with the product of C and the basis formed once. In
+        wide layers, weak directions that hold no more than the energy `left_out` may be left out.
         """
+        complete = True
         if self._gram is not None:
             along = self._gram @ basis
             delta = (basis * along).sum(0)
             if 2 * basis.shape[1] > self.dimension:  # the complement has fewer coordinates
                 outside = linalg.complement(basis)
-                values, coordinates = linalg.spectrum_of_gram(outside.T @ self._gram @ outside)
-                vectors = outside @ coordinates
+                coordinates = outside.T @ self._gram @ outside
+                values, vectors, complete = _spectrum_of_gram(coordinates, left_out)
+                vectors = outside @ vectors
             else:
-                values, vectors = linalg.spectrum_of_gram(
-                    linalg.residual_gram(self._gram, basis, along)
-                )
+                remaining = linalg.residual_gram(self._gram, basis, along)
+                values, vectors, complete = _spectrum_of_gram(remaining, left_out)
         else:
             rows = self._all_rows()
             along = rows @ basis
             delta = along.square().sum(0)
             values, vectors = linalg.spectrum(rows - along @ basis.T)
         keep = values > linalg.NEGLIGIBLE_ENERGY * self.energy()
-        return delta, values[keep], vectors[:, keep]
+        return Parts(delta, values[keep], vectors[:, keep], complete)
 
     def energies(self) -> Tensor:
         """Return the σ² of C, descending, without their directions."""
@@ -184,3 +204,13 @@ class Representation:
             gram = linalg.gram(self._all_rows())
             self._gram = gram if self._gram is None else self._gram + gram
             self._rows = []
+
+
+def _spectrum_of_gram(c_ct: Tensor, left_out: float) -> tuple[Tensor, Tensor, bool]:
+    """Return (eigenvalues descending, eigenvectors), and whether these are all."""
+    energy = float(c_ct.trace()) - left_out
+    if left_out > 0 and energy > 0 and len(c_ct) >= WIDE:
+        leading = linalg.leading_spectrum(c_ct, energy)
+        if leading is not None:
+            return *leading, False
+    return *linalg.spectrum_of_gram(c_ct), True
