@@ -9,7 +9,7 @@
 # make bench  measure speed beside slow references: under 4 minutes, better on a quiet machine
 # make memory measure the peak memory of every method: 7 minutes
 # make peers  measure speed beside Avalanche's and, with LIBCONTINUAL=path of a checkout, LibContinual's: 15 minutes
-# make scaling measure how cost grows, and fill docs/scaling.md: 7 minutes, on a quiet machine
+# make scaling measure how cost grows, and fill docs/scaling.md: 9 minutes, on a quiet machine
 # make tables learn the embedded stream with every method and three seeds, and fill the docs' tables
 
 PYTHON ?= python3
@@ -72,6 +72,7 @@ peers: setup .venv-peers/.ready
 scaling: setup
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.traffic
+	$(BIN)/python -m benchmarks.wide
 
 tables: setup
 	rm -rf results/permuted-digits

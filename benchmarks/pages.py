@@ -16,6 +16,7 @@ from classgrad.report.text import markdown_table
 
 RESULTS = Path(__file__).parent / "scaling.json"
 TRAFFIC = Path(__file__).parent / "traffic.json"
+WIDE = Path(__file__).parent / "wide.json"
 PAGE = Path(__file__).parent.parent / "docs" / "scaling.md"
 TABLE = re.compile(r"(<!-- scaling: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -164,6 +165,22 @@ TABLES: dict[str, tuple[str, list[Column]]] = {
             Column("bases of one class, TFlop", "class_flops", 1e-12),
         ],
     ),
+    "wide-machine": ("wide.machine", MACHINE),
+    "wide": (
+        "wide.layers",
+        [
+            Column("layer", "layer"),
+            Column("d", "dimension"),
+            Column("rows", "rows"),
+            Column("kept, MB", "representation_bytes", 1e-6),
+            Column("products, s", "product_seconds"),
+            Column("stored", "stored"),
+            Column("added", "rank"),
+            Column("choosing them, s", "seconds"),
+            Column("by all eigenvectors", "exact_rank"),
+            Column("by all, s", "exact_seconds"),
+        ],
+    ),
     "traffic-machine": ("traffic.machine", MACHINE),
     "traffic": (
         "traffic.ranks",
@@ -230,7 +247,9 @@ def load_results(path: Path) -> dict[str, Any]:
 
 def all_results() -> dict[str, Any]:
     """Return all results that the page shows."""
-    return {**load_results(RESULTS), "traffic": load_results(TRAFFIC), "model": model()}
+    files = {"traffic": TRAFFIC, "wide": WIDE}
+    measured = {name: load_results(path) for name, path in files.items()}
+    return {**load_results(RESULTS), **measured, "model": model()}
 
 
 def fill() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks import pages, scaling, traffic
+from benchmarks import pages, scaling, traffic, wide
 from benchmarks.charts import CHARTS
 from benchmarks.devices import model
 from benchmarks.estimates import paper
@@ -71,6 +71,22 @@ def test_every_number_of_the_tables_is_that_of_the_file():
     counts = FOUND["paper"]
     expected = {
         "machine": ([FOUND], machine),
+        "wide-machine": ([FOUND["wide"]], machine),
+        "wide": (
+            FOUND["wide"]["layers"],
+            {
+                "layer": lambda row: row["layer"],
+                "d": lambda row: row["dimension"],
+                "rows": lambda row: row["rows"],
+                "kept, MB": lambda row: row["representation_bytes"] / 1e6,
+                "products, s": lambda row: row["product_seconds"],
+                "stored": lambda row: row["stored"],
+                "added": lambda row: row["rank"],
+                "choosing them, s": lambda row: row["seconds"],
+                "by all eigenvectors": lambda row: row["exact_rank"],
+                "by all, s": lambda row: row["exact_seconds"],
+            },
+        ),
         "traffic-machine": ([FOUND["traffic"]], machine),
         "traffic": (
             FOUND["traffic"]["ranks"],
@@ -293,3 +309,23 @@ def test_the_study_of_traffic_writes_its_file_and_fills_the_page(tmp_path, monke
     ]
     assert result["command"].startswith("python -m benchmarks.traffic")
     assert done == ["page"]
+
+
+def test_the_study_of_wide_layers_writes_its_file_and_fills_the_page(tmp_path, monkeypatch):
+    done = []
+    layers = [wide.Layer("few rows", 128, 1, 50), wide.Layer("many", 128, 2, 60)]
+    monkeypatch.setattr("classgrad.core.subspace.WIDE", 100)
+    monkeypatch.setattr(wide, "LAYERS", layers)
+    monkeypatch.setattr(wide, "WIDE", tmp_path / "wide.json")
+    monkeypatch.setattr(wide, "fill", lambda: done.append("page"))
+    monkeypatch.setattr(wide.torch, "set_num_threads", done.append)
+    ended = CliRunner().invoke(wide.app, [])
+    assert ended.exit_code == 0, ended.output
+    assert done == [1, "page"]
+    few, many = json.loads((tmp_path / "wide.json").read_text())["layers"]
+    assert (few["rows"], few["representation_bytes"]) == (125, 8 * 125 * 128)
+    assert (many["rows"], many["representation_bytes"]) == (250, 8 * 128 * 128)
+    for row in (few, many):
+        assert row["rank"] > 0
+        assert abs(row["rank"] - row["exact_rank"]) <= 1
+        assert min(row["seconds"], row["exact_seconds"], row["product_seconds"]) > 0

@@ -52,6 +52,7 @@ class Subspace:
 # From this many coordinates on, only the directions that are needed are computed. Below, that takes
 # less than a second for all.
 WIDE = 2048
+LEAST_SHARE = 1e-3  # of the energy outside a basis, for which directions are computed in any case
 
 
 class Parts(NamedTuple):
@@ -208,9 +209,10 @@ class Representation:
 
 def _spectrum_of_gram(c_ct: Tensor, left_out: float) -> tuple[Tensor, Tensor, bool]:
     """Return (eigenvalues descending, eigenvectors), and whether these are all."""
-    energy = float(c_ct.trace()) - left_out
-    if left_out > 0 and energy > 0 and len(c_ct) >= WIDE:
-        leading = linalg.leading_spectrum(c_ct, energy)
+    total = float(c_ct.trace())
+    if left_out > 0 and total > 0 and len(c_ct) >= WIDE:
+        # Some rules compare the first directions with stored ones even where none is needed.
+        leading = linalg.leading_spectrum(c_ct, max(total - left_out, LEAST_SHARE * total))
         if leading is not None:
             return *leading, False
     return *linalg.spectrum_of_gram(c_ct), True
