@@ -40,11 +40,11 @@ class Layer:
 
 
 LAYERS = [
-    Layer("Linear", 4096, 1, 1640),
-    Layer("Linear", 8192, 1, 3280),
-    Layer("ResNet-50, 1x1 of 2,048 channels", 2048, 49, 920),
-    Layer("ViT-B/16, mlp out", 3072, 197, 1230),
-    Layer("ResNet-50, 3x3 of 512 channels", 4608, 49, 1840),
+    Layer("Linear", 4096, 1, 1400),
+    Layer("Linear", 8192, 1, 2400),
+    Layer("ResNet-50, 1x1 of 2,048 channels", 2048, 49, 819),
+    Layer("ViT-B/16, mlp out", 3072, 197, 1075),
+    Layer("ResNet-50, 3x3 of 512 channels", 4608, 49, 1510),
 ]
 
 
