@@ -33,7 +33,8 @@ def perceptron() -> tuple[nn.Module, torch.Tensor]:
 def resnet() -> tuple[nn.Module, torch.Tensor]:
     """Return ResNet18 for small images with a head, and a batch."""
     net = networks.build("resnet18", (3, 32, 32))
-    return nn.Sequential(net.trunk, nn.Linear(net.embedding, CLASSES)), torch.randn(BATCH, 3, 32, 32)
+    x = torch.randn(BATCH, 3, 32, 32)
+    return nn.Sequential(net.trunk, nn.Linear(net.embedding, CLASSES)), x
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
