@@ -1,5 +1,7 @@
 """Models as they are: running statistics, tokens, embeddings, frozen layers, odd batches."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -82,7 +84,7 @@ def test_depthwise_convolutions_are_frozen_with_the_first_task() -> None:
     assert "3.weight" in guard.method.frozen
 
 
-def test_norms_can_have_statistics_for_each_task() -> None:
+def test_norms_can_have_statistics_for_each_task(tmp_path: Path) -> None:
     model = normed()
     before = model.eval()(samples(0)[0]).detach()
     guard = attach(model, everything(), norms="task")
@@ -99,6 +101,15 @@ def test_norms_can_have_statistics_for_each_task() -> None:
     model.eval()
     guard.use_task(0)
     assert torch.allclose(model(samples(0)[0]), answers, atol=1e-4)
+    guard.save(tmp_path / "guard")
+    other = normed()
+    other.load_state_dict(model.state_dict(), strict=False)  # all but the norms
+    loaded = attach(other, tmp_path / "guard")
+    other.eval()
+    for number in range(2):
+        guard.use_task(number)
+        loaded.use_task(number)
+        assert torch.equal(other(samples(1)[0]), model(samples(1)[0]))
 
 
 class Tokens(nn.Module):

@@ -154,7 +154,7 @@ class Guard:
         self._freeze_norms(used)
         self.method.share_memory()
         self._protect()
-        for norm in self._task_norms():
+        for norm in self._task_norms().values():
             norm.add_task()
 
     def model_forward(self, inputs: Any) -> Any:
@@ -166,11 +166,11 @@ class Guard:
 
         `end_task` selects the next one. A model without such layers needs no call.
         """
-        for norm in self._task_norms():
+        for norm in self._task_norms().values():
             norm.task = task
 
-    def _task_norms(self) -> list[TaskBatchNorm]:
-        return [m for m in self.model.modules() if isinstance(m, TaskBatchNorm)]
+    def _task_norms(self) -> dict[str, TaskBatchNorm]:
+        return {n: m for n, m in self.model.named_modules() if isinstance(m, TaskBatchNorm)}
 
     def _running_norms(self) -> dict[str, nn.Module]:
         return {n: m for n, m in self.model.named_modules() if has_running_statistics(m)}
@@ -243,6 +243,10 @@ class Guard:
             "on_leak": self._monitor.on_leak,
             "layers": {name: list(site.matrix(site.weight).shape) for name, site in sites.items()},
             "frozen_norms": list(self._frozen_norms),
+            "task_norms": {
+                name: {key: value.cpu().clone() for key, value in norm.state_dict().items()}
+                for name, norm in self._task_norms().items()
+            },
             "memory": copy.deepcopy(self.method.state_dict()),
             "references": self._monitor.state_dict(),
         }
@@ -258,11 +262,12 @@ class Guard:
             if missing:
                 raise UserError(f"the model has no norm '{missing[0]}', which this guard froze")
             memory = copy.deepcopy(dict(state["memory"]))
-            absent = set(memory["frozen"]) - dict(self.model.named_parameters()).keys()
-            if absent:
-                raise UserError(f"the model has no parameter '{min(absent)}', which was frozen")
             before = copy.deepcopy(self.method.state_dict())
             try:
+                self._load_task_norms(state["task_norms"])
+                absent = set(memory["frozen"]) - dict(self.model.named_parameters()).keys()
+                if absent:
+                    raise UserError(f"the model has no parameter '{min(absent)}', which was frozen")
                 self.method.load_memory(memory)
                 self._freeze_norms({name: norms[name] for name in state["frozen_norms"]})
                 self._protect()
@@ -271,6 +276,19 @@ class Guard:
                 self.method.load_memory(before)
                 self._protect()
                 raise
+
+    def _load_task_norms(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Give the norms of each task their statistics, scales and shifts.
+
+        The weights of a model whose norms were not converted yet cannot have them.
+        """
+        norms = self._task_norms()
+        if norms.keys() != states.keys():
+            raise UserError("the model has other norms with statistics for each task")
+        for name, norm in norms.items():
+            while norm.state_dict().keys() < states[name].keys():
+                norm.add_task()
+            norm.load_state_dict(states[name])
 
     def _refuse_other_layers(self, layers: Mapping[str, list[int]]) -> None:
         sites = self.method.projector.sites
