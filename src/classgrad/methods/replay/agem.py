@@ -15,7 +15,6 @@ number per class for the whole stream, the last ones seen); batches from it are 
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from classgrad.methods.base import Step
@@ -47,9 +46,8 @@ class AGEM(Episodic):
 
 def spare(gradient: Tensor, reference: Tensor) -> Tensor:
     """Return g - (gᵀ g_ref / g_refᵀ g_ref) g_ref if gᵀ g_ref < 0, else g itself."""
-    largest = reference.abs().max()
-    if largest == 0:
+    if float(products(gradient[None], reference[None])) >= 0:
         return gradient
-    reference = reference / largest  # its length does not matter, but its square could underflow
-    along, square = products(torch.stack([gradient, reference]), reference[None]).flatten().tolist()
-    return gradient if along >= 0 else gradient - along / square * reference
+    reference = reference / reference.abs().max()  # its length does not matter, but may be tiny
+    along, square = (float(products(one[None], reference[None])) for one in (gradient, reference))
+    return gradient - along / square * reference
