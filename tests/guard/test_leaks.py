@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from classgrad.errors import UserError
 from classgrad.guard.attach import Guard, attach
-from classgrad.guard.leaks import BLOCKS, NOTICED, LeakError, LeakWarning
+from classgrad.guard.leaks import NOTICED, STEPS, LeakError, LeakWarning
 from classgrad.methods import CGP, GPM, SGP
 from guard.loops import everything, loss_of, small, task, train
 from oracles.models import built, in_turn, normal
@@ -95,8 +95,8 @@ def test_a_leak_is_noticed(kind: str, when: str, tmp_path) -> None:
     actions: dict[str, Callable[[], object]] = {
         "end_task": lambda: guard.end_task([task(1)]),
         "save": lambda: guard.save(tmp_path / "guard"),
-        "step": lambda: [optimizer.step() for _ in range(BLOCKS + 1)],
-        "backward": lambda: train(model, optimizer, 1, BLOCKS + 1),
+        "step": lambda: [optimizer.step() for _ in range(STEPS + 1)],
+        "backward": lambda: train(model, optimizer, 1, STEPS + 1),
     }
     with pytest.raises(LeakError, match=r"layer '\d'|which is frozen"):
         actions[when]()
@@ -146,7 +146,7 @@ def test_a_warning_instead(kind: str) -> None:
         guard.end_task([task(1)])
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # each leak is reported once
-        train(model, optimizer, 1, BLOCKS)
+        train(model, optimizer, 1, STEPS)
 
 
 @pytest.mark.parametrize("kind", LEAKS)
@@ -166,7 +166,7 @@ def test_a_change_that_is_meant_is_accepted() -> None:
     model, optimizer, guard = guarded()
     unwatched(model)
     guard.accept_weights()
-    train(model, optimizer, 1, BLOCKS)
+    train(model, optimizer, 1, STEPS)
     guard.end_task([task(1)])
 
 
@@ -178,7 +178,7 @@ def test_scaled_steps_are_no_leak_and_others_are(method: GPM | CGP) -> None:
     for number in range(2):
         train(model, optimizer, number, 3)
         guard.end_task([task(number)])
-    train(model, optimizer, 0, BLOCKS)
+    train(model, optimizer, 0, STEPS)
     unwatched(model)
     with pytest.raises(LeakError):
         optimizer.step()
@@ -203,12 +203,12 @@ def test_how_small_a_move_is_noticed(share: float) -> None:
 
 
 def test_after_how_many_steps_an_unseen_edit_of_one_row_is_noticed() -> None:
-    """In at most as many as there are blocks, wherever the row is."""
+    """In at most fifty, wherever the row is."""
     for row in range(0, 40, 7):
         model, optimizer, _ = guarded()
         model[3].weight.data[row] += 0.5
         with pytest.raises(LeakError):
-            train(model, optimizer, 1, BLOCKS)
+            train(model, optimizer, 1, STEPS)
 
 
 def test_guarded_steps_do_not_drift_towards_the_limit() -> None:

@@ -7,7 +7,7 @@ inside the subspace, at the cost of 8 columns instead of r, and misses no move o
 Two looks are taken at every step. Every change that PyTorch knows of raises the version of a
 tensor, so it costs nothing to see that a weight was changed since the last guarded step; it is then
 compared as a whole. Changes that PyTorch does not see, such as those through `.data`, are found by
-comparing a fiftieth of the rows, others at every step.
+comparing a fiftieth of all weights, another one at every step.
 """
 
 import math
@@ -26,7 +26,7 @@ from classgrad.errors import UserError
 OnLeak = Literal["raise", "warn", "restore"]
 
 PROBES = 8
-BLOCKS = 50  # steps in which every row is compared
+STEPS = 50  # in which every weight is compared
 SAMPLED_ROWS = 16  # of a weight that may move inside its subspace, in scaled steps
 MOST_COPIED = 2**20  # numbers of a frozen tensor that are compared; of larger ones a part is
 # Share of a weight's length. Rounding moves float32 weights by less in a million guarded steps.
@@ -106,35 +106,24 @@ class WeightReference:
         """Whether PyTorch has changed the tensor since the last guarded step."""
         return identity(self.tensor) != self.seen
 
-    def leak(self, block: int | None = None) -> tuple[str, float] | None:
+    def leak(self, block: int = 0, blocks: int = 1) -> tuple[str, float] | None:
         """Return which matrix has moved, and by which share of its length; None if none has.
 
-        Of `BLOCKS` blocks of rows, or of matrices where there are many, one can be compared alone.
+        One of several blocks of rows can be compared alone.
         """
-        matrices, values, probes = self.matrices()[:, :: self.stride], self.values, self.probes
-        first = 0
-        if block is not None and not self.soft:
-            axis = 1 if len(self.sites) == 1 else 0
-            first, last = (round(matrices.shape[axis] * end / BLOCKS) for end in (block, block + 1))
-            length = last - first
-            if not length:
+        matrices, values = self.matrices()[:, :: self.stride], self.values
+        if blocks > 1 and not self.soft:
+            first, last = (round(self.height * end / blocks) for end in (block, block + 1))
+            if first == last:
                 return None
-            matrices, values = (t.narrow(axis, first, length) for t in (matrices, values))
-            if axis == 0:
-                probes = probes.narrow(0, first, length)
-            else:
-                first = 0
-        with autocast_off(matrices):
-            moved = (matrices @ probes - values).flatten(1).norm(dim=1)
-        lengths = (
-            matrices.flatten(1)
-            .norm(dim=1)
-            .clamp_min(self.scale * math.sqrt(matrices.shape[1]) + torch.finfo(matrices.dtype).tiny)
-        )
+            matrices, values = matrices[:, first:last], values[:, first:last]
+        moved = (self.products(matrices) - values).flatten(1).norm(dim=1)
+        least = self.scale * math.sqrt(matrices.shape[1]) + torch.finfo(matrices.dtype).tiny
+        lengths = matrices.flatten(1).norm(dim=1).clamp_min(least)
         shares = torch.nan_to_num(moved / lengths, nan=torch.inf)
         worst = int(shares.argmax())
         share = float(shares[worst])
-        return (self.sites[first + worst].name, share) if share > self.noticed else None
+        return (self.sites[worst].name, share) if share > self.noticed else None
 
     @property
     def noticed(self) -> float:
@@ -192,9 +181,9 @@ class FrozenReference:
         """Whether PyTorch has changed the tensor since the last guarded step."""
         return identity(self.tensor) != self.seen
 
-    def leak(self, block: int | None = None) -> tuple[str, float] | None:
+    def leak(self, block: int = 0, blocks: int = 1) -> tuple[str, float] | None:
         """Return its name and by which share of its length it has moved; None if it has not."""
-        if block not in (None, 0):
+        if block != 0:
             return None
         part, values = self._part(), self.values
         if not part.is_floating_point():
@@ -223,6 +212,7 @@ class LeakMonitor:
     def __init__(self, on_leak: OnLeak) -> None:
         self.on_leak: OnLeak = on_leak
         self._references: dict[str, Reference] = {}
+        self._by_weight: dict[Tensor, list[WeightReference]] = {}
         self._steps = 0
 
     def protect(
@@ -232,11 +222,12 @@ class LeakMonitor:
         frozen: Mapping[str, Callable[[], Tensor]],
     ) -> None:
         """Compare with the present weights from now on."""
-        self._references = {}
+        self._references, self._by_weight = {}, {}
         for sites in by_weight(projector, subspaces):
             soft = any(projector.projections[site.name].soft for site in sites)
             reference = WeightReference(sites, subspaces, soft=soft)
             self._references[f"weight {reference.label}"] = reference
+            self._by_weight.setdefault(sites[0].weight, []).append(reference)
         for name, get in frozen.items():
             self._references[f"frozen {name}"] = FrozenReference(name, get)
         if self.on_leak == "restore":
@@ -254,20 +245,25 @@ class LeakMonitor:
             reference.note()
 
     def before_step(self) -> None:
-        """Look at what has changed since the last guarded step, and at one block of the rest."""
-        for reference in self._references.values():
-            self._look(reference, None if reference.changed else self._steps % BLOCKS)
+        """Look at what has changed since the last guarded step, and at a part of the rest."""
+        turns = min(len(self._references), STEPS)  # in each, some of the weights are looked at
+        blocks = max(1, STEPS // max(1, turns))
+        for number, reference in enumerate(self._references.values()):
+            if reference.changed:
+                self._look(reference)
+            elif number % turns == self._steps % turns:
+                self._look(reference, self._steps // turns % blocks, blocks)
 
     def look_at_changed(self, weight: Tensor) -> None:
         """Look at one weight if it has changed since the last guarded step."""
-        for reference in self._references.values():
-            if reference.tensor.data_ptr() == weight.data_ptr() and reference.changed:
-                self._look(reference, None)
+        for reference in self._by_weight.get(weight, ()):
+            if reference.changed:
+                self._look(reference)
 
     def look(self) -> None:
         """Look at all weights."""
         for reference in self._references.values():
-            self._look(reference, None)
+            self._look(reference)
 
     def accept(self) -> None:
         """Take the present weights as what has to stay."""
@@ -276,11 +272,11 @@ class LeakMonitor:
             if self.on_leak == "restore" and not reference.soft:
                 reference.keep_for_restoring()
 
-    def _look(self, reference: Reference, block: int | None) -> None:
+    def _look(self, reference: Reference, block: int = 0, blocks: int = 1) -> None:
         self._refuse_moved(reference)
-        leak = reference.leak(block)
+        leak = reference.leak(block, blocks)
         if leak is None:
-            if block is None:
+            if blocks == 1:
                 reference.seen = identity(reference.tensor)
             return
         name, share = leak
