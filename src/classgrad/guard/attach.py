@@ -260,14 +260,16 @@ class Guard:
             norms = self._running_norms()
             missing = [name for name in state["frozen_norms"] if name not in norms]
             if missing:
-                raise UserError(f"the model has no norm '{missing[0]}', which this guard froze")
+                name = shown(missing[0])
+                raise UserError(f"the model has no norm '{name}', which this guard froze")
             memory = copy.deepcopy(dict(state["memory"]))
             before = copy.deepcopy(self.method.state_dict())
             try:
                 self._load_task_norms(state["task_norms"])
                 absent = set(memory["frozen"]) - dict(self.model.named_parameters()).keys()
                 if absent:
-                    raise UserError(f"the model has no parameter '{min(absent)}', which was frozen")
+                    name = shown(min(absent))
+                    raise UserError(f"the model has no parameter '{name}', which was frozen")
                 self.method.load_memory(memory)
                 self._freeze_norms({name: norms[name] for name in state["frozen_norms"]})
                 self._protect()
@@ -297,8 +299,8 @@ class Guard:
             saved = layers.get(name)
             if own != saved:
                 raise UserError(
-                    f"layer '{name}' is {_shape(saved)} in the guard and {_shape(own)} in the "
-                    "model: attach the guard to the model it was saved with"
+                    f"layer '{shown(name)}' is {_shape(saved)} in the guard and {_shape(own)} in "
+                    "the model: attach the guard to the model it was saved with"
                 )
 
     def save(self, path: Path | str) -> None:
@@ -307,7 +309,7 @@ class Guard:
 
 
 def _shape(shape: list[int] | None) -> str:
-    return "missing" if shape is None else " x ".join(map(str, shape))
+    return "missing" if shape is None else shown(" x ".join(map(str, shape)))
 
 
 class AfterBackward:
