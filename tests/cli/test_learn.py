@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 import signal
 import sys
@@ -72,7 +73,10 @@ def test_learning_says_what_came_of_it_and_saves(call, place):
     lines = {line[:11].strip(): line[11:] for line in out.splitlines()}
     assert lines["classes"] == "crow, wren"
     assert lines["accuracy"] == "100.0 % on validation data"
-    assert "more classes, then layer fc" in lines["free rank"]
+    assert re.match(
+        r"about \d+ more classes \(\d+ to \d+ in 9 of 10 cases\), then layer fc\d is full",
+        lines["free rank"],
+    )
     assert lines["saved"] == "state"
     learner = Learner.load(place / "state")
     assert (learner.network, learner.size, learner.seed) == ("mlp", 8, 1)
@@ -273,7 +277,16 @@ def test_predictions_are_a_table_json_or_csv(call, learnt):
 def test_info_shows_tasks_ranks_memory_and_settings(call, learnt):
     code, out, _ = call("info", "state")
     assert code == 0
-    for part in ("birds", "fish", "fc1", "more classes", "on disk", "energy=0.97", "epochs=4"):
+    for part in (
+        "birds",
+        "fish",
+        "fc1",
+        "more classes",
+        "9 of 10",
+        "on disk",
+        "energy=0.97",
+        "epochs=4",
+    ):
         assert part in out
     assert "mlp, images 8 x 8, seed 1" in out
     result = json.loads(call("info", "state", "--json")[1])

@@ -10,6 +10,7 @@ from classgrad import CGP, GPM, Learner, Training
 from classgrad.checkpoints import CheckpointManager
 from classgrad.errors import UserError
 from classgrad.methods import Finetune
+from classgrad.methods.projection.forecast import epsilons, layer_forecast
 from classgrad.training.loop import LossNotFinite
 from oracles.models import built
 
@@ -185,14 +186,14 @@ def test_a_class_is_forgotten(learner, tmp_path):
     assert Learner.load(tmp_path, trunk=trunk()).tasks[0].forgotten == ["0a", "0b"]
 
 
-def test_room_is_forecast_from_what_the_last_tasks_took(learner):
+def test_free_rank_is_forecast_from_the_ranks_after_each_task(learner):
     ranks = {layer.name: layer.rank for layer in learner.method.layer_ranks()}
+    assert {layer.name: layer.rank for layer in learner.forecast()} == ranks
     for layer in learner.forecast():
-        assert layer.rank == ranks[layer.name]
         series = [task.ranks[layer.name] for task in learner.tasks]
-        taken = series[-1] - series[0]
-        expected = (layer.dimension - layer.rank) * 4 // taken if taken else None
-        assert layer.classes_left == expected
+        epsilon = epsilons(learner.method, [layer.name])[layer.name]
+        assert layer == layer_forecast(layer.name, layer.dimension, series, [2, 2, 2], epsilon)
+    assert learner.capacity().layers == learner.forecast()
 
 
 def test_labels_may_be_names_and_data_a_dataset():

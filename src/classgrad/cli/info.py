@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from classgrad.learner.info import Info
     from classgrad.learner.learner import Learner
-    from classgrad.learner.learnt import LayerForecast, LearntTask
+    from classgrad.learner.learnt import LearntTask
+    from classgrad.methods.projection.forecast import LayerForecast
 
 app = typer.Typer()
 
@@ -40,6 +41,7 @@ def info(
 
 def show_info(console: "Console", learner_info: "Info") -> None:
     """Print tables of the tasks and of the ranks of layers, and lines on the rest."""
+    from classgrad.methods.projection.forecast import Capacity
     from classgrad.report.text import size
 
     def line(title: str, text: str) -> None:
@@ -50,7 +52,7 @@ def show_info(console: "Console", learner_info: "Info") -> None:
     console.print(task_table(learner_info.tasks))
     if learner_info.room:
         console.print(rank_table(learner_info.room))
-        line("free rank", free_rank_line(learner_info.room))
+        line("free rank", str(Capacity(learner_info.room)))
     if learner_info.unfinished is not None:
         line(
             "unfinished",
@@ -98,34 +100,14 @@ def rank_table(layers: "Sequence[LayerForecast]") -> "Table":
     """Return a table with a row for each layer: directions in use, of how many, classes left."""
     from rich.table import Table
 
-    table = Table("layer", "in use", "of", "classes left")
+    table = Table("layer", "in use", "of", "classes left", "in 9 of 10 cases")
     for column in table.columns[1:]:
         column.justify = "right"
     for layer in layers:
         left = "-" if layer.classes_left is None else f"{layer.classes_left:,}"
-        table.add_row(layer.name, f"{layer.rank:,}", f"{layer.dimension:,}", left)
+        between = "-" if not layer.classes_left else f"{layer.fewest:,} to {layer.most:,}"
+        table.add_row(layer.name, f"{layer.rank:,}", f"{layer.dimension:,}", left, between)
     return table
-
-
-def free_rank_line(layers: "Sequence[LayerForecast]") -> str:
-    """Say which layer will be full first, and after how many more classes.
-
-    >>> from classgrad.learner.learnt import LayerForecast
-    >>> free_rank_line([LayerForecast("a", 20, 5, None), LayerForecast("b", 30, 6, 8)])
-    'about 8 more classes, then layer b is full: 6 of 30 directions are in use'
-    """
-    filling = [layer for layer in layers if layer.classes_left is not None]
-    if not filling:
-        fullest = max(layers, key=lambda layer: layer.rank / layer.dimension)
-        return (
-            f"no layer is filling up; the fullest is {fullest.name}: {fullest.rank:,} of "
-            f"{fullest.dimension:,} directions are in use"
-        )
-    first = min(filling, key=lambda layer: layer.classes_left or 0)
-    return (
-        f"about {first.classes_left:,} more classes, then layer {first.name} is full: "
-        f"{first.rank:,} of {first.dimension:,} directions are in use"
-    )
 
 
 def print_task(console: "Console", learner: "Learner", task: str, folder: Path, new: bool) -> None:
@@ -134,13 +116,13 @@ def print_task(console: "Console", learner: "Learner", task: str, folder: Path, 
     accuracy = "no validation data: classes have too few images"
     if learnt.accuracy is not None:
         accuracy = f"{learnt.accuracy:.1f} % on validation data"
-    layers = learner.forecast()
+    capacity = learner.capacity()
     lines = [
         ("task", task if new else f"{task}, learnt before from the same images"),
         ("classes", ", ".join(learnt.class_names)),
         ("images", f"{sum(learnt.samples):,}"),
         ("accuracy", accuracy),
-        *([("free rank", free_rank_line(layers))] if layers else []),
+        *([("free rank", str(capacity))] if capacity.layers else []),
         ("saved", str(folder)),
     ]
     for title, text in lines:

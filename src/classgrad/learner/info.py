@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from classgrad import defaults
 from classgrad.checkpoints import CheckpointManager
 from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.checkpoints.manager import FOLDER
 from classgrad.checkpoints.store import Store
 from classgrad.learner.learner import LEARNING, read_state, unfinished_state
-from classgrad.learner.learnt import LayerForecast, LearntTask, forecast_all
+from classgrad.learner.learnt import LearntTask, forecast_of
+from classgrad.methods import METHODS
 from classgrad.methods.base import nbytes
+from classgrad.methods.projection.forecast import LayerForecast
+from classgrad.methods.saved_state import restore_method
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,14 @@ def read(folder: Path) -> Info:
     with raising_bad_checkpoint(f"the state in '{folder}'"):
         tasks = [LearntTask(**task) for task in state["tasks"]]
         unfinished = unfinished_state(CheckpointManager(folder / LEARNING), len(tasks))
+        version = defaults.check_version(state.get("defaults", 1))
+        known = state["method"]["name"] in METHODS  # not one of the user's own
+        method = restore_method(state["method"], None, version) if known else None
         names = ("network", "network_options", "method", "training", "size", "seed", "precision")
         return Info(
             tasks=tasks,
             unfinished=str(unfinished["task"]) if unfinished else None,
-            room=forecast_all(state["dimensions"], tasks),
+            room=list(forecast_of(state["dimensions"], tasks, method).layers),
             settings={name: state[name] for name in (*names, "keeps_prototypes")},
             bytes={
                 "weights": nbytes(state["net"]),

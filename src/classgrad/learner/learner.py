@@ -23,9 +23,10 @@ from classgrad.data.pictures import as_pictures
 from classgrad.errors import UserError, unknown
 from classgrad.learner.drift import Reference, take_reference
 from classgrad.learner.inputs import Data, Images, as_split, split_off_validation
-from classgrad.learner.learnt import LayerForecast, LearntTask, forecast_all
+from classgrad.learner.learnt import LearntTask, forecast_of
 from classgrad.methods.base import Method
 from classgrad.methods.projection.cgp import CGP
+from classgrad.methods.projection.forecast import Capacity, LayerForecast
 from classgrad.methods.saved_state import restore_method
 from classgrad.networks.adapted import adapted
 from classgrad.networks.network import Network
@@ -365,9 +366,12 @@ class Learner:
 
     def forecast(self) -> list[LayerForecast]:
         """Return the rank in use of each layer, and for how many more classes the rest will do."""
-        return forecast_all(
-            {layer.name: layer.dimension for layer in self.method.layer_ranks()}, self.tasks
-        )
+        return list(self.capacity().layers)
+
+    def capacity(self) -> Capacity:
+        """Return how many more classes like the last fit, and which layer will be full next."""
+        dimensions = {layer.name: layer.dimension for layer in self.method.layer_ranks()}
+        return forecast_of(dimensions, self.tasks, self.method)
 
     @torch.no_grad()
     def forget_class(self, task: str, name: str) -> dict[str, int]:

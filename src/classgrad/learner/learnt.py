@@ -1,4 +1,4 @@
-"""What a learner knows about its tasks, and a forecast of how many more classes it can learn."""
+"""What a learner knows about its tasks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -6,6 +6,9 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
+
+from classgrad.methods.base import Method
+from classgrad.methods.projection.forecast import Capacity, forecast
 
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
@@ -38,45 +41,9 @@ class LearntTask:
             raise ValueError(f"the description of task '{self.name}' is incomplete")
 
 
-RECENT = 3  # tasks that a forecast extrapolates from
-
-
-@dataclass(frozen=True)
-class LayerForecast:
-    """A layer with `rank` of `dimension` directions in use, and for how many classes the rest is.
-
-    `classes_left` assumes that new classes take as many directions as those of the last tasks; it
-    is None if those took none.
-    """
-
-    name: str
-    dimension: int
-    rank: int
-    classes_left: int | None
-
-
-def forecast(
-    name: str, dimension: int, ranks: Sequence[int], classes: Sequence[int]
-) -> LayerForecast:
-    """Return the forecast of a layer from its ranks after each task and their numbers of classes.
-
-    >>> forecast("fc1", 100, [40, 50, 60], [10, 10, 10]).classes_left
-    40
-    >>> forecast("fc1", 100, [40], [10]).classes_left
-    15
-    """
-    rank = ranks[-1] if ranks else 0
-    recent = ranks[-RECENT - 1 :]
-    start, counts = (recent[0], classes[-len(recent) + 1 :]) if len(recent) > 1 else (0, classes)
-    taken, count = rank - start, sum(counts)
-    left = (dimension - rank) * count // taken if taken > 0 else None
-    return LayerForecast(name, dimension, rank, left)
-
-
-def forecast_all(dimensions: Mapping[str, int], tasks: Sequence[LearntTask]) -> list[LayerForecast]:
-    """Return the forecasts of all layers, given their dimensions by name."""
-    classes = [len(task.class_names) for task in tasks]
-    return [
-        forecast(name, dimension, [task.ranks[name] for task in tasks], classes)
-        for name, dimension in dimensions.items()
-    ]
+def forecast_of(
+    dimensions: Mapping[str, int], tasks: Sequence[LearntTask], method: Method | None
+) -> Capacity:
+    """Return for how many more classes the layers have free directions."""
+    ranks, classes = [task.ranks for task in tasks], [len(task.class_names) for task in tasks]
+    return forecast(dimensions, ranks, classes, method)

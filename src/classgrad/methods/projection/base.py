@@ -100,11 +100,13 @@ class Projected(Method, ABC):
         return layer_values(value, self.projector.sites)
 
     def thresholds(self) -> dict[str, float]:
-        """Return ε of each site for the current task: energy + task * energy_step, limited."""
-        return {
-            name: min(start + self._learnt * self.energy_step, max(start, self.energy_limit))
-            for name, start in self.by_layer(self.energy).items()
-        }
+        """Return ε of each site for the current task."""
+        starts = self.by_layer(self.energy)
+        return {name: self.threshold(start, self._learnt) for name, start in starts.items()}
+
+    def threshold(self, start: float, task: int) -> float:
+        """Return ε of a task, counted from 0: start + task * energy_step, limited."""
+        return min(start + task * self.energy_step, max(start, self.energy_limit))
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Protect the part of the network that tasks share."""
