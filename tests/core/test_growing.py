@@ -44,7 +44,7 @@ def test_growing_class_by_class_equals_plain_svd_loops(
         memory.append(getattr(memory, rule)(c, epsilon))
         assume(min(memory.margins) > 1e-6)
         representation = Representation.of(torch.from_numpy(c.T))
-        new = growing.choose(getattr(selection, rule), representation, epsilon)
+        new = growing.choose(getattr(selection, rule), representation, epsilon).new
         growing.add(new)
         assert growing.rank == memory.basis.shape[1]
     basis = growing.subspace.basis.numpy()
@@ -54,7 +54,7 @@ def test_growing_class_by_class_equals_plain_svd_loops(
 
 def test_directions_that_were_not_chosen_are_added_outside_what_is_stored() -> None:
     growing = Growing(Subspace(torch.eye(5, dtype=torch.float64)[:, :3]))
-    new = growing.choose(selection.plain, Representation.of(torch.eye(5)[3:4]), 0.9)
+    new = growing.choose(selection.plain, Representation.of(torch.eye(5)[3:4]), 0.9).new
     assert new.abs().flatten().tolist() == pytest.approx([0, 0, 0, 1, 0], abs=1e-12)
     growing.add(torch.tensor([[1.0, 0, 0, 1, 0], [0, 1, 0, 0, 0]], dtype=torch.float64).T)
     expected = np.diag([1.0, 1, 1, 1, 0])
@@ -70,14 +70,14 @@ def test_wide_layers_get_as_many_directions_within_one_as_by_all_eigenvectors(
     c = inputs(rng, 256, 400, 0.6)
     start = Subspace(torch.from_numpy(np.linalg.qr(rng.standard_normal((256, stored)))[0]))
     choose = getattr(selection, rule)
-    exact = Growing(start).choose(choose, Representation.of(torch.from_numpy(c.T)), 0.95)
+    exact = Growing(start).choose(choose, Representation.of(torch.from_numpy(c.T)), 0.95).new
     monkeypatch.setattr("classgrad.core.subspace.WIDE", 64)
     all_eigenvectors = []
     decompose = torch.linalg.eigh
     monkeypatch.setattr(
         "torch.linalg.eigh", lambda a: (all_eigenvectors.append(len(a) > 64), decompose(a))[1]
     )
-    new = Growing(start).choose(choose, Representation.of(torch.from_numpy(c.T)), 0.95)
+    new = Growing(start).choose(choose, Representation.of(torch.from_numpy(c.T)), 0.95).new
     assert not any(all_eigenvectors)
     assert abs(new.shape[1] - exact.shape[1]) <= 1
     if rule == "plain":

@@ -248,3 +248,5 @@ def test_processes_of_one_training_protect_the_same(tmp_path: Path) -> None:
     assert all(torch.equal(first["weights"][n], w) for n, w in second["weights"].items())
     assert first["ranks"] == second["ranks"]
     assert min(first["ranks"]) > 0
+    assert first["report"] == second["report"]
+    assert len(first["report"]["held"]) == 3

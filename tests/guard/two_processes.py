@@ -36,6 +36,7 @@ def main() -> None:
             "leak": moves.leak(),
             "moved": moves.moved(),
             "ranks": [layer.rank for layer in guard.layer_ranks()],
+            "report": guard.report().as_dict(),
         },
         folder / f"{rank}.pt",
     )

@@ -30,6 +30,8 @@ class ClassInputs:
     representations: dict[str, Representation] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    # By site, the share of the energy that is held, which a method notes when it extends its basis.
+    held: dict[str, float] = field(default_factory=dict)
     # inputs of calls, by batch, and how many samples of a batch are for the representation
     pending: dict[str, list[tuple[list[Tensor], int]]] = field(default_factory=dict)
 

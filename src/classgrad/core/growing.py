@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from classgrad.core import linalg
-from classgrad.core.selection import Rule
+from classgrad.core.selection import Rule, Selection
 from classgrad.core.subspace import Parts, Representation, Subspace
 
 
@@ -66,16 +66,16 @@ class Growing:
 
     def choose(
         self, rule: Rule, c: Representation, epsilon: float, *, of_residual: bool = False
-    ) -> Tensor:
+    ) -> Selection:
         """Return the directions (d x n) that a rule adds for a class; `add` adds them."""
         if 2 * self.rank <= self._kept.dimension:
-            return rule(self._kept.basis, c, epsilon, of_residual=of_residual).new
+            return rule(self._kept.basis, c, epsilon, of_residual=of_residual)
         if self._complement is None:
             self._complement = linalg.complement(self._kept.basis)
             self._added = Subspace.empty(self._complement.shape[1])
         outside = Outside(c, self._kept.basis, self._complement)
-        new = rule(self._added.basis, outside, epsilon, of_residual=of_residual).new
-        return self._complement @ new
+        chosen = rule(self._added.basis, outside, epsilon, of_residual=of_residual)
+        return chosen._replace(new=self._complement @ chosen.new)
 
     def add(self, vectors: Tensor) -> None:
         """Add directions (d x n), chosen or others."""

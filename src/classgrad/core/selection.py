@@ -14,6 +14,7 @@ how many columns of U they add.
 - `joint` adds those of U among the first of sorted L that reach ε E; at least what `plain` adds.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -37,10 +38,19 @@ class Inputs(Protocol):
 
 
 class Selection(NamedTuple):
-    """New directions (d x n), and the columns of S that represent the class together with them."""
+    """New directions (d x n), and the columns of S that represent the class together with them.
+
+    `along` is the share of the class's energy inside S, `shares` that along each new direction.
+    """
 
     new: Tensor
     stored: list[int]
+    along: float
+    shares: Tensor
+
+    def held(self, count: int) -> float:
+        """Return the share of the energy that S and the first `count` new directions hold."""
+        return min(1.0, self.along + float(self.shares[:count].sum()))
 
 
 class Rule(Protocol):
@@ -59,7 +69,7 @@ def plain(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = False
     `of_residual` the right side is ε ||Ĉ||², as Eq. k-rank2 is printed: much less is protected.
     """
     parts = _split(basis, c, epsilon)
-    return Selection(parts.vectors[:, : _needed(parts, c, epsilon, of_residual)], [])
+    return _selection(c, parts, _needed(parts, c, epsilon, of_residual))
 
 
 def own(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = False) -> Selection:
@@ -70,7 +80,7 @@ def own(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = False) 
     if count == len(parts.values) and not parts.complete:
         parts = c.split_by(basis)
         stored, count = _first_of_joint_list(parts, own_rank)
-    return Selection(parts.vectors[:, :count], stored)
+    return _selection(c, parts, count, stored)
 
 
 def capped(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = False) -> Selection:
@@ -79,7 +89,7 @@ def capped(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = Fals
     own_rank = smallest_rank(c.energies(), epsilon * c.energy())
     stored, count = _first_of_joint_list(parts, own_rank)
     enough = _needed(parts, c, epsilon, of_residual)
-    return Selection(parts.vectors[:, : min(count, enough)], stored)
+    return _selection(c, parts, min(count, enough), stored)
 
 
 def missing(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = False) -> Selection:
@@ -89,7 +99,7 @@ def missing(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = Fal
     """
     parts = _split(basis, c, epsilon)
     stored, count = _first_of_joint_list(parts, _needed(parts, c, epsilon, of_residual))
-    return Selection(parts.vectors[:, :count], stored)
+    return _selection(c, parts, count, stored)
 
 
 def joint(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = False) -> Selection:
@@ -99,7 +109,14 @@ def joint(basis: Tensor, c: Inputs, epsilon: float, *, of_residual: bool = False
     if count == len(parts.values) and not parts.complete:
         parts = c.split_by(basis)
         stored, count = _strongest(parts, epsilon * c.energy())
-    return Selection(parts.vectors[:, :count], stored)
+    return _selection(c, parts, count, stored)
+
+
+def _selection(c: Inputs, parts: Parts, count: int, stored: Sequence[int] = ()) -> Selection:
+    """Select the first `count` new directions, with the share of the energy along them."""
+    energy = c.energy() or 1.0
+    along, shares = float(parts.delta.sum()) / energy, parts.values[:count] / energy
+    return Selection(parts.vectors[:, :count], list(stored), along, shares)
 
 
 def _split(basis: Tensor, c: Inputs, epsilon: float) -> Parts:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -16,10 +17,13 @@ from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.core.collect import Batch
 from classgrad.core.projector import has_running_statistics
 from classgrad.errors import UserError, shown, unknown
+from classgrad.guard.history import ProtectedTask, as_state, from_state, task_from_state
 from classgrad.guard.leaks import LeakMonitor, OnLeak, tensors
+from classgrad.guard.report import Report, frozen_parameters
 from classgrad.guard.saved import read_file, write_file
 from classgrad.methods.base import Held, LayerRank
 from classgrad.methods.projection.base import Projected
+from classgrad.methods.projection.forecast import Capacity, forecast
 from classgrad.methods.saved_state import restore_method
 from classgrad.networks.adapted import NORMS, task_norm
 from classgrad.networks.layers import TaskBatchNorm
@@ -50,6 +54,7 @@ class Guard:
         self._frozen_norms: dict[str, RemovableHandle] = {}
         self._in_step = False
         self._monitor = LeakMonitor(on_leak)
+        self._history: list[ProtectedTask] = []
         if norms == "task":
             convert_norms(self.model)
         refuse_second_guard(self.model)
@@ -138,21 +143,37 @@ class Guard:
         if iter(loader) is loader:
             raise UserError("the loader can be iterated only once: give a list or a DataLoader")
         self._monitor.look()
+        chosen = None if classes is None else set(classes)
+        labels: set[int] = set() if chosen is None else chosen
+
+        def batches() -> Iterator[Batch]:
+            for batch in map(as_batch, loader):
+                if chosen is None:
+                    labels.update(batch[1].unique().tolist())
+                yield batch
+
         projector = self.method.projector
         projector.remove()
         try:
             with called_norms(self._running_norms()) as used:
-                if projector.sites:  # not if every layer is frozen
+                held = (
                     self.method.learn(
                         self.model,
                         lambda inputs: logits_of((forward or self.model_forward)(inputs)),
-                        lambda: map(as_batch, loader),
-                        classes,
+                        batches,
+                        chosen,
                     )
+                    if projector.sites
+                    else []  # every layer is frozen
+                )
         finally:
             projector.install()
         self._freeze_norms(used)
-        self.method.share_memory()
+        noted = self.method.share_memory(
+            {"classes": len(labels), "held": [asdict(each) for each in held]}
+        )
+        ranks = {layer.name: layer.rank for layer in self.method.layer_ranks()}
+        self._history.append(task_from_state({**noted, "ranks": ranks}))
         self._protect()
         for norm in self._task_norms().values():
             norm.add_task()
@@ -213,8 +234,33 @@ class Guard:
         return self.method.layer_ranks()
 
     def held(self) -> list[Held]:
-        """Return the share of each class that is still protected, for a method with a budget."""
-        return self.method.held()
+        """Return the share of each class's energy that each layer holds, at least.
+
+        It is known from when the class was learnt. With a budget, it is what is left of that.
+        """
+        return self.method.held() or [held for task in self._history for held in task.held]
+
+    def capacity(self) -> Capacity:
+        """Return how many more classes like the last fit, and which layer will be full next."""
+        dimensions = {layer.name: layer.dimension for layer in self.method.layer_ranks()}
+        ranks, classes = [t.ranks for t in self._history], [t.classes for t in self._history]
+        return forecast(dimensions, ranks, classes, self.method)
+
+    def report(self) -> Report:
+        """Return what is protected, frozen and watched, to print or as a dict."""
+        frozen = frozen_parameters(
+            self.model, self.method.projector, self.method.frozen, list(self._frozen_norms)
+        )
+        return Report(
+            method=self.method.name,
+            tasks=len(self._history),
+            classes=sum(task.classes for task in self._history),
+            layers=self.layer_ranks(),
+            held=self.held(),
+            frozen=list(frozen),
+            optimizers=[type(optimizer).__name__ for optimizer in self._optimizers],
+            capacity=self.capacity(),
+        )
 
     def detach(self) -> None:
         """Restore the model's layers and protect nothing any more."""
@@ -247,6 +293,7 @@ class Guard:
                 name: {key: value.cpu().clone() for key, value in norm.state_dict().items()}
                 for name, norm in self._task_norms().items()
             },
+            "history": as_state(self._history),
             "memory": copy.deepcopy(self.method.state_dict()),
             "references": self._monitor.state_dict(),
         }
@@ -263,6 +310,7 @@ class Guard:
                 name = shown(missing[0])
                 raise UserError(f"the model has no norm '{name}', which this guard froze")
             memory = copy.deepcopy(dict(state["memory"]))
+            history = from_state(state["history"], list(self.method.projector.sites))
             before = copy.deepcopy(self.method.state_dict())
             try:
                 self._load_task_norms(state["task_norms"])
@@ -278,6 +326,7 @@ class Guard:
                 self.method.load_memory(before)
                 self._protect()
                 raise
+            self._history = history
 
     def _load_task_norms(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Give the norms of each task their statistics, scales and shifts.

@@ -16,7 +16,7 @@ from classgrad.core.projector import Projector
 from classgrad.core.subspace import Subspace
 from classgrad.distributed.collecting import processes
 from classgrad.distributed.world import users_world
-from classgrad.methods.base import LayerRank, Method, Step, broadcast_state
+from classgrad.methods.base import Held, LayerRank, Method, Step, broadcast_state
 from classgrad.networks.network import Network
 from classgrad.tasks import Task, batches
 
@@ -157,8 +157,11 @@ class Projected(Method, ABC):
         forward: Forward,
         data: Callable[[], Batches],
         classes: Iterable[int] | None,
-    ) -> None:
-        """Extend the subspaces by the layers' inputs of a finished task, and protect them."""
+    ) -> list[Held]:
+        """Extend the subspaces by the layers' inputs of a finished task, and protect them.
+
+        Returns the share of each class that was held before any direction was dropped.
+        """
         sites, samples = self.projector.sites, self.by_layer(self.samples)
         gather = partial(
             collect,
@@ -171,11 +174,23 @@ class Projected(Method, ABC):
             processes=processes(),
         )
         collected = self.grow(gather)
+        held = self._held(collected)
         self.trim(collected)
         self._learnt += 1
         self.freeze(self.projector.non_matrix_parameters(collected.used))
         self.freeze(collected.bypassed)
         self.protect()
+        return held
+
+    def _held(self, collected: Collected) -> list[Held]:
+        """Return what was noted of the classes that have energy, layer by layer."""
+        promised = self.thresholds()
+        return [
+            Held(name, self._learnt, None if collected.pooled else label, promised[name], share)
+            for name in self._subspaces
+            for label, c in collected.classes.items()
+            if (share := c.held.get(name)) is not None and c.representations[name].energy() > 0
+        ]
 
     @property
     def frozen(self) -> list[str]:
@@ -227,11 +242,17 @@ class Projected(Method, ABC):
         self.attach(net.protected())
         self.load_memory(state)
 
-    def share_memory(self) -> None:
-        """Take over the memory of the first process of a user's own distributed training."""
+    def share_memory(self, noted: dict[str, Any]) -> dict[str, Any]:
+        """Take over the memory of the main process of a user's own distributed training.
+
+        Returns what that process has noted about the task.
+        """
         together = users_world()
-        if together.size > 1:
-            self.load_memory(broadcast_state(together, self.state_dict))
+        if together.size == 1:
+            return noted
+        state = broadcast_state(together, lambda: {"memory": self.state_dict(), "noted": noted})
+        self.load_memory(state["memory"])
+        return dict(state["noted"])
 
     def load_memory(self, state: dict[str, Any]) -> None:
         """Load a state for the model this method is attached to."""

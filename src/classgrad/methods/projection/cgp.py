@@ -206,11 +206,8 @@ class CGP(Budgeted):
         """Add directions of every class of the task to every layer, in the order of classes."""
         collected = gather(correct_only=self.correct_only)
         for name, subspace in self._subspaces.items():
-            classes = [
-                ClassInput(self._prototype(c, name), c.representations[name])
-                for c in collected.classes.values()
-                if name in c.representations
-            ]
+            seen = [c for c in collected.classes.values() if name in c.representations]
+            classes = [ClassInput(self._prototype(c, name), c.representations[name]) for c in seen]
             if classes:
                 refining = Refining(
                     subspace,
@@ -222,6 +219,8 @@ class CGP(Budgeted):
                     of_residual=self.k_rank2_as_printed,
                 )
                 self._subspaces[name] = refining.learn(classes, first_task=self._learnt == 0)
+                for c, share in zip(seen, refining.held, strict=True):
+                    c.held[name] = share
         return collected
 
     def protect(self) -> None:

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from classgrad.core import selection
 from classgrad.core.growing import Growing
+from classgrad.core.selection import Selection
 from classgrad.core.subspace import Representation, Subspace
 from classgrad.errors import UserError
 from classgrad.methods.base import a_dict
@@ -168,6 +169,8 @@ class Refining:
         self._none = Subspace.empty(subspace.dimension)
         self._all = Growing(subspace)
         self._bases = [Growing(Subspace(basis)) for basis in groups.bases]
+        self.held: list[float] = []  # share of each class's energy, at least
+        self._share = 0.0  # of the last class
         self._added = self._none.basis  # the last directions that were added
         self._own: list[Tensor] = []  # with `pair`, the directions of each class of the first task
 
@@ -179,7 +182,10 @@ class Refining:
         else:
             self._add_classes(classes, together)
         self.groups.bases = [basis.subspace.basis for basis in self._bases]
-        return self._all.subspace
+        whole = self._all.subspace
+        if together != "separate":  # some classes were decomposed together
+            self.held = [c.representation.held_energy(whole.basis) for c in classes]
+        return whole
 
     def _add_classes(self, classes: Sequence[ClassInput], together: str) -> None:
         """Add classes, one after another."""
@@ -195,6 +201,7 @@ class Refining:
                 self._refine(c, similar)
             if together == "pair" and len(self._own) == number:
                 self._own.append(self._added)
+            self.held.append(self._share)
         if together == "pair" and self.reading.bases_by_group:
             self._set_group_bases()
 
@@ -250,7 +257,7 @@ class Refining:
         number, cosine = similar[-1]
         self.groups.join(self.groups.group_of[number], c.prototype, cosine)
 
-    def _choose(self, rule: str, stored: Growing, c: Representation) -> Tensor:
+    def _choose(self, rule: str, stored: Growing, c: Representation) -> Selection:
         chosen: selection.Rule = getattr(selection, rule)
         return stored.choose(chosen, c, self.epsilon, of_residual=self.of_residual)
 
@@ -260,11 +267,12 @@ class Refining:
             return self._all
         return self._bases[group] if 0 <= group < len(self._bases) else Growing(self._none)
 
-    def _add(self, group: int, new: Tensor) -> None:
+    def _add(self, group: int, chosen: Selection) -> None:
         """Add new directions to a group, and to the subspace."""
+        new = chosen.new
         if self.fewer and self._all.rank == 0:
             new = new[:, :-1]
-        self._added = new
+        self._added, self._share = new, chosen.held(new.shape[1])
         self._all.add(new)
         if self.reading.bases_by_group or self.reading.first_task == "pairs":
             self._bases += [Growing(self._none) for _ in range(group + 1 - len(self._bases))]
