@@ -74,7 +74,7 @@ def test_learning_says_what_came_of_it_and_saves(call, place):
     assert lines["classes"] == "crow, wren"
     assert lines["accuracy"] == "100.0 % on validation data"
     assert re.match(
-        r"about \d+ more classes \(\d+ to \d+ in 9 of 10 cases\), then layer fc\d is full",
+        r"about \d+ more classes \(\d+ to \d+ in 9 of 10 measured cases\), then layer fc\d is full",
         lines["free rank"],
     )
     assert lines["saved"] == "state"

@@ -33,6 +33,7 @@ def test_benchmarks_count_equally():
     assert study.by_benchmark(one) == pytest.approx(math.log(2) / 2)
     assert study.spread(one) == [0.5, 1.0]
     assert study.within(one, 0.9, 1.1) == 0.1
+    assert study.within_others(one) == {"a": 0.0, "b": 0.0}
     assert study.Case("a", 1, None, 5).error == study.WORST
 
 

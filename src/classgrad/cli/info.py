@@ -100,7 +100,7 @@ def rank_table(layers: "Sequence[LayerForecast]") -> "Table":
     """Return a table with a row for each layer: directions in use, of how many, classes left."""
     from rich.table import Table
 
-    table = Table("layer", "in use", "of", "classes left", "in 9 of 10 cases")
+    table = Table("layer", "in use", "of", "classes left", "9 of 10 measured")
     for column in table.columns[1:]:
         column.justify = "right"
     for layer in layers:

@@ -8,9 +8,10 @@ it needs. The closer ε is to 1, the more it needs. With r of d directions in us
 so that -ln(1 - r/d) grows in proportion to τ. Its rate a is measured from the last tasks without
 the first one, of which every direction is new, unless that is all there is.
 
-The two exponents were chosen, and the errors measured, on the ranks in records of runs:
-`python -m benchmarks.forecast`, which writes `results/forecast.json`. The forecast is wrong where
-classes change in kind, and says too few where a layer's inputs never use some of its directions.
+The form and the exponents were chosen, and the errors measured, on the same ranks in records of
+runs: `python -m benchmarks.forecast`, which writes `results/forecast.json` and says what that is
+worth for other data. The forecast is wrong where classes change in kind, and says too few where a
+layer's inputs never use some of its directions.
 """
 
 import math
@@ -61,8 +62,8 @@ class Capacity:
 
     >>> layers = [LayerForecast("a", 20, 5, None), LayerForecast("b", 30, 6, 8, 4, 19)]
     >>> print(Capacity(layers))  # doctest: +NORMALIZE_WHITESPACE
-    about 8 more classes (4 to 19 in 9 of 10 cases), then layer b is full: 6 of 30 directions are
-    in use
+    about 8 more classes (4 to 19 in 9 of 10 measured cases), then layer b is full: 6 of 30
+    directions are in use
     """
 
     layers: Sequence[LayerForecast]
@@ -100,7 +101,7 @@ class Capacity:
         first = self.next
         return (
             f"{full}about {first.classes_left:,} more classes ({first.fewest:,} to {first.most:,} "
-            f"in 9 of 10 cases), then layer {first.name} is full: {first.rank:,} of "
+            f"in 9 of 10 measured cases), then layer {first.name} is full: {first.rank:,} of "
             f"{first.dimension:,} directions are in use"
         )
 
