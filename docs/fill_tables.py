@@ -3,7 +3,8 @@
 A page marks the place of a table with `<!-- table: FOLDER -->` and `<!-- end -->`; FOLDER holds the
 folders of runs, relative to the root of the repository. The other markers are:
 
-- `<!-- faults -->`, `<!-- fuzz -->`, `<!-- free -->`: the JSON files of these names in `results`
+- `<!-- faults -->`, `<!-- fuzz -->`, `<!-- free -->`, `<!-- forecast -->`: the JSON files of these
+  names in `results`
 - `<!-- readings -->`: the directions in `results/free.json`
 - `<!-- speed -->`, `<!-- saving -->`: what `make bench` measured
 - `<!-- memory -->`: what `make memory` measured
@@ -36,7 +37,7 @@ PAPER = re.compile(
     r"(<!-- (experiment|curve|learnt|room): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
 FIGURES = re.compile(
-    r"(<!-- (faults|fuzz|speed|saving|memory|peers|free|readings) -->\n).*?(<!-- end -->)",
+    r"(<!-- (faults|fuzz|speed|saving|memory|peers|free|readings|forecast) -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
 
@@ -60,6 +61,7 @@ def filled(page: str) -> str:
             "peers": (peers, "benchmarks/peers.json"),
             "free": (free, "results/free.json"),
             "readings": (readings, "results/free.json"),
+            "forecast": (forecast, "results/forecast.json"),
         }[match[2]]
         return match[1] + make(json.loads((ROOT / place).read_text(encoding="utf-8"))) + match[3]
 
@@ -241,6 +243,25 @@ def free(found: dict[str, Any]) -> str:
     for line in found["lines"]:
         shares = [f"{100 * x['next']:.1f} ({100 * x['own']:.1f})" for x in line["layers"]]
         rows.append([line["label"], *shares])
+    return markdown_table(rows)
+
+
+def forecast(found: dict[str, Any]) -> str:
+    """Return a table of the factors that forecasts of free rank are off by, and their ranges."""
+    heads = ["tasks known", "cases", "straight line", "forecast", "range"]
+    tuning = ["cases (tuning)", "straight line", "forecast"]
+    rows = [[*heads, *tuning]]
+    errors = found["errors"]
+    for stage, (low, high) in found["ranges"].items():
+        line, ours = errors["linear"][stage], errors["forecast"][stage]
+        other, ours_other = errors["linear, tuning"][stage], errors["forecast, tuning"][stage]
+        rows.append(
+            [
+                *(stage, str(ours["cases"]), f"{line['factor']:.2f}", f"{ours['factor']:.2f}"),
+                *(f"{low:.2f} to {high:.2f}", str(other["cases"])),
+                *(f"{other['factor']:.2f}", f"{ours_other['factor']:.2f}"),
+            ]
+        )
     return markdown_table(rows)
 
 

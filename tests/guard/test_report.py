@@ -222,3 +222,13 @@ def test_a_report_of_a_deep_model_fits_80_columns() -> None:
     assert len(values["layers"]) == 45
     assert len(values["held"]) == 45 * 50
     assert Held(**values["held"][0]) == guard.held()[0]
+
+
+def test_the_report_in_the_documentation_is_one() -> None:
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = attach(model, CGP(epsilon=0.9, correct_only=False), optimizer)
+    for number in range(2):
+        guard.end_task([task(number)])
+    page = (Path(__file__).parents[2] / "docs" / "own-models.md").read_text(encoding="utf-8")
+    assert f"```\n{guard.report()}\n```" in page
