@@ -189,10 +189,13 @@ def test_a_frozen_backbone_with_a_head() -> None:
 
 
 def test_a_model_whose_every_layer_is_frozen_has_nothing_to_protect() -> None:
-    model = small().requires_grad_(False)
+    model = normed().requires_grad_(False)
     guard = attach(model, CGP())
     assert guard.layer_ranks() == []
-    guard.end_task([task(0)])
+    guard.end_task([samples(0)])
+    answers = model.eval()(samples(0)[0])
+    model.train()(samples(1)[0])
+    assert torch.equal(model.eval()(samples(0)[0]), answers)
 
 
 def test_a_model_without_parameters_is_refused() -> None:

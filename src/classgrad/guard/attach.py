@@ -143,6 +143,10 @@ class Guard:
         if iter(loader) is loader:
             raise UserError("the loader can be iterated only once: give a list or a DataLoader")
         self._monitor.look()
+        if not self.method.projector.sites:  # every layer is frozen; statistics may not be yet
+            self._freeze_norms(self._running_norms())
+            self._protect()
+            return
         chosen = None if classes is None else set(classes)
         labels: set[int] = set() if chosen is None else chosen
 
@@ -156,15 +160,11 @@ class Guard:
         projector.remove()
         try:
             with called_norms(self._running_norms()) as used:
-                held = (
-                    self.method.learn(
-                        self.model,
-                        lambda inputs: logits_of((forward or self.model_forward)(inputs)),
-                        batches,
-                        chosen,
-                    )
-                    if projector.sites
-                    else []  # every layer is frozen
+                held = self.method.learn(
+                    self.model,
+                    lambda inputs: logits_of((forward or self.model_forward)(inputs)),
+                    batches,
+                    chosen,
                 )
         finally:
             projector.install()
