@@ -1,5 +1,6 @@
 """Rows that a weight matrix multiplies, for every geometry of a layer."""
 
+import itertools
 import math
 from typing import Any
 
@@ -27,6 +28,7 @@ from classgrad.methods import CGP, GPM, Projected
 from oracles.models import built, in_turn, normal
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 
 
 @st.composite
@@ -90,6 +92,61 @@ def test_rows_times_the_weight_are_the_output_of_any_convolution(
         assert torch.allclose(gram, rows.T @ rows, atol=1e-12)
         outputs.append(rows @ site.matrix(layer.weight).T)
     assert torch.allclose(torch.cat(outputs, 1), expected, atol=1e-12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    axes=st.integers(1, 3),
+    sizes=st.tuples(*[st.integers(1, 3)] * 7),
+    bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_rows_times_the_weight_are_spread_over_the_output_of_a_transposed_convolution(
+    axes: int, sizes: tuple[int, ...], bias: bool, seed: int
+) -> None:
+    groups, narrow, wide, kernel, stride, dilation, samples = sizes
+    layer = built(
+        lambda: TRANSPOSED[axes](
+            groups * narrow,
+            groups * wide,
+            kernel,
+            stride=stride,
+            dilation=dilation,
+            groups=groups,
+            bias=bias,
+        ),
+        seed,
+    )
+    x = normal(samples, groups * narrow, *range(2, 2 + axes), seed=seed)
+    result = sites(nn.Sequential(layer))
+    with tap(result.values()) as seen:
+        actual = layer(x)
+    expected = torch.zeros_like(actual)
+    for group, site in enumerate(result.values()):
+        (recorded,) = seen[site.source]
+        spread = site.rows(recorded) @ site.matrix(layer.weight).T
+        assert spread.shape[1] == wide * kernel**axes
+        spread = spread.view(samples, *x.shape[2:], wide, *[kernel] * axes)
+        out = expected[:, group * wide : (group + 1) * wide]
+        for place in itertools.product(*map(range, x.shape[2:])):
+            for tap_ in itertools.product(*[range(kernel)] * axes):
+                to = [p * stride + k * dilation for p, k in zip(place, tap_, strict=True)]
+                out[(..., *to)] += spread[(slice(None), *place, slice(None), *tap_)]
+    if bias:
+        expected += layer.bias.view(-1, *[1] * axes)
+    assert torch.allclose(actual, expected, atol=1e-12)
+
+
+def test_a_transposed_matrix_is_written_where_it_was_read() -> None:
+    layer = built(lambda: nn.ConvTranspose2d(4, 6, 3, groups=2))
+    first, second = sites(nn.Sequential(layer)).values()
+    assert (second.name, second.dimension, second.start, second.stop) == ("0[1]", 2, 2, 4)
+    new = normal(*second.matrix(layer.weight).shape)
+    before = first.matrix(layer.weight).clone()
+    second.write(layer.weight.detach(), new)
+    assert torch.equal(second.matrix(layer.weight), new)
+    assert torch.equal(first.matrix(layer.weight), before)
+    assert torch.equal(layer.weight[2:].flatten(1).T, new)
 
 
 @settings(deadline=None, max_examples=30)
@@ -281,8 +338,6 @@ REFUSED = {
     "embedding": (lambda: named(words=nn.Embedding(4, 3)), ["'0.words.weight'", "Embedding"]),
     "prelu": (lambda: named(act=nn.PReLU()), ["'0.act.weight'", "PReLU"]),
     "loose parameter": (Loose, ["'gain'", "Loose"]),
-    "recurrent": (lambda: named(memory=nn.GRU(3, 3)), ["'0.memory.weight_ih_l0'", "GRU"]),
-    "long memory": (lambda: named(memory=nn.LSTM(3, 3)), ["'0.memory.weight_ih_l0'", "LSTM"]),
     "cell": (lambda: named(memory=nn.GRUCell(3, 3)), ["'0.memory.weight_ih'", "GRUCell"]),
     "bilinear": (lambda: named(pair=nn.Bilinear(3, 3, 2)), ["'0.pair.weight'", "Bilinear"]),
     "bag": (lambda: named(words=nn.EmbeddingBag(4, 3)), ["'0.words.weight'", "EmbeddingBag"]),
@@ -293,10 +348,6 @@ REFUSED = {
     "pruned": (
         lambda: named(thin=prune.identity(nn.Linear(3, 3), "weight")),
         ["'0.thin'", "computed"],
-    ),
-    "transposed": (
-        lambda: named(up=nn.ConvTranspose2d(3, 3, 2)),
-        ["'0.up.weight'", "ConvTranspose2d"],
     ),
     "parametrised": (
         lambda: named(scaled=nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))),
@@ -340,9 +391,7 @@ def test_what_cannot_be_protected_is_refused_by_name(kind: str) -> None:
         "loose parameter",
         "parametrised",
         "prelu",
-        "recurrent",
         "transformer with positions first",
-        "transposed",
     ],
 )
 def test_what_is_frozen_is_not_refused(kind: str) -> None:

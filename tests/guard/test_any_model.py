@@ -25,6 +25,8 @@ OPTIMISERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
 }
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+RECURRENT = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 CHANNELS = 8
 SIZES = {1: 4, 2: 3, 3: 2}  # few places, so that layers keep some room
 EPS = 0.1  # a norm divides what it gets by this root at least, so that it magnifies no rounding
@@ -68,6 +70,23 @@ class Attend(nn.Module):
         return seen.transpose(1, 2).reshape(x.shape)
 
 
+class Remember(nn.Module):
+    """Places of an image are read one after another, from both ends."""
+
+    def __init__(self, kind: str, layers: int, batch_first: bool) -> None:
+        super().__init__()
+        self.memory = RECURRENT[kind](
+            CHANNELS, CHANNELS // 2, layers, batch_first=batch_first, bidirectional=True
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = x.flatten(2).transpose(1, 2)
+        places = places if self.memory.batch_first else places.transpose(0, 1)
+        seen, _ = self.memory(places)
+        seen = seen if self.memory.batch_first else seen.transpose(0, 1)
+        return seen.transpose(1, 2).reshape(x.shape)
+
+
 class ByChannel(nn.Module):
     """LayerNorm, or a Linear layer, over the channels of an image."""
 
@@ -97,13 +116,18 @@ def convolution(draw: st.DrawFn, axes: int) -> nn.Module:
 
 def keeping(draw: st.DrawFn, axes: int) -> nn.Module:
     """Return a layer with weights that keeps the shape of an image."""
-    kind = draw(st.sampled_from(["convolution", "linear", "attention"]))
+    kind = draw(st.sampled_from(["convolution", "linear", "attention", "transposed", "recurrent"]))
     if kind == "linear":
         return ByChannel(nn.Linear(CHANNELS, CHANNELS, bias=draw(st.booleans())))
     if kind == "attention":
         heads = draw(st.sampled_from([1, 2]))
         return Attend(heads, draw(st.booleans()), draw(st.booleans()))
+    if kind == "recurrent":
+        memory = draw(st.sampled_from(sorted(RECURRENT)))
+        return Remember(memory, draw(st.integers(1, 2)), draw(st.booleans()))
     groups = draw(st.sampled_from([1, 2, CHANNELS]))
+    if kind == "transposed":
+        return TRANSPOSED[axes](CHANNELS, CHANNELS, 3, padding=1, groups=groups)
     return CONVOLUTIONS[axes](CHANNELS, CHANNELS, 3, padding="same", groups=groups)
 
 

@@ -1,6 +1,6 @@
 """Gradient projection for any nn.Module: inputs of layers, subspaces, projected steps."""
 
-from classgrad.core import attention
+from classgrad.core import attention, recurrent
 from classgrad.core.layers import (
     LayerKind,
     Matrix,
@@ -21,6 +21,7 @@ __all__ = [
     "Site",
     "Subspace",
     "attention",
+    "recurrent",
     "register_layer",
     "register_norm",
     "sites",

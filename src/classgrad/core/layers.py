@@ -2,7 +2,8 @@
 
 A site is a weight matrix W (o x d) with the rows x it is applied to: y = W x. A Linear layer or a
 convolution is one site; a convolution with g groups is g sites, because each group sees its own
-channels; nn.MultiheadAttention is four: queries, keys, values and the out-projection.
+channels; nn.MultiheadAttention is four: queries, keys, values and the out-projection. A recurrent
+layer has two for each of its layers and directions: of its inputs and of its hidden states.
 
 A `LayerKind` describes one type of layer; `register_layer` adds it.
 """
@@ -51,6 +52,8 @@ class LayerKind(Generic[L]):
     # Whether layer(x) is functional.linear(linear_input(layer, x), layer.weight, layer.bias), so
     # that the gradient can be taken through projected rows.
     linear = False
+    # Whether weights have inputs before outputs, (d, o): `Matrix` then counts inputs.
+    transposed = False
 
     def matrices(self, layer: L) -> list[Matrix]:
         """List the weight matrices of a layer."""
@@ -159,20 +162,11 @@ class ConvolutionKind(LayerKind[Convolution]):
 
     def matrices(self, layer: Convolution) -> list[Matrix]:
         """List the matrices of the groups."""
-        if layer.groups == 1:
-            return super().matrices(layer)
-        height = len(layer.weight) // layer.groups
-        return [
-            Matrix(f"[{group}]", "weight", group * height, (group + 1) * height)
-            for group in range(layer.groups)
-        ]
+        return _by_group(layer)
 
     def matrix_input(self, layer: Convolution, number: int, x: Tensor) -> Tensor:
         """Return the channels of one group."""
-        if layer.groups == 1:
-            return x
-        width = layer.in_channels // layer.groups
-        return x[:, number * width : (number + 1) * width]
+        return _channels_of_group(layer, number, x)
 
     def rows(self, layer: Convolution, x: Tensor, patch_stride: int = 1) -> Tensor:
         """Unfold (n, C, *size) into patches (n * positions, C * kernel)."""
@@ -207,6 +201,50 @@ class ConvolutionKind(LayerKind[Convolution]):
         # The weight has channels first: (C, tall, wide, rest of the kernel).
         dimension = tall * wide * lines.shape[3]
         return products.permute(4, 0, 2, 5, 6, 1, 3, 7).reshape(dimension, dimension)
+
+
+TransposedConvolution = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+
+
+class TransposedConvolutionKind(LayerKind[TransposedConvolution]):
+    """One matrix for each group, which multiplies the channels at each position of the input.
+
+    The product is spread over the output by the kernel: (out_channels / groups * kernel) numbers.
+    """
+
+    transposed = True
+
+    def matrices(self, layer: TransposedConvolution) -> list[Matrix]:
+        """List the matrices of the groups."""
+        return _by_group(layer)
+
+    def matrix_input(self, layer: TransposedConvolution, number: int, x: Tensor) -> Tensor:
+        """Return the channels of one group."""
+        return _channels_of_group(layer, number, x)
+
+    def rows(self, layer: TransposedConvolution, x: Tensor, patch_stride: int = 1) -> Tensor:
+        """Return the channels (n * positions, C) of (n, C, *size)."""
+        every = (slice(None), slice(None), *[slice(None, None, patch_stride)] * (x.dim() - 2))
+        return x[every].movedim(1, -1).reshape(-1, x.shape[1])
+
+
+def _by_group(layer: Convolution | TransposedConvolution) -> list[Matrix]:
+    if layer.groups == 1:
+        return [Matrix("", "weight", 0, len(layer.weight))]
+    height = len(layer.weight) // layer.groups
+    return [
+        Matrix(f"[{group}]", "weight", group * height, (group + 1) * height)
+        for group in range(layer.groups)
+    ]
+
+
+def _channels_of_group(
+    layer: Convolution | TransposedConvolution, number: int, x: Tensor
+) -> Tensor:
+    if layer.groups == 1:
+        return x
+    width = layer.in_channels // layer.groups
+    return x[:, number * width : (number + 1) * width]
 
 
 def _lines(layer: Convolution, x: Tensor, folded: int) -> Tensor:
@@ -246,6 +284,9 @@ register_layer(nn.Linear, LinearKind())
 register_layer(nn.Conv1d, ConvolutionKind())
 register_layer(nn.Conv2d, ConvolutionKind())
 register_layer(nn.Conv3d, ConvolutionKind())
+register_layer(nn.ConvTranspose1d, TransposedConvolutionKind())
+register_layer(nn.ConvTranspose2d, TransposedConvolutionKind())
+register_layer(nn.ConvTranspose3d, TransposedConvolutionKind())
 
 register_norm(nn.modules.batchnorm._BatchNorm)
 register_norm(nn.LayerNorm)
@@ -275,7 +316,14 @@ class Site:
 
     def matrix(self, tensor: Tensor) -> Tensor:
         """View the part of a weight-shaped tensor that belongs to this site as (o x d)."""
-        return tensor[self.start : self.stop].reshape(self.stop - self.start, self.dimension)
+        part = tensor[self.start : self.stop]
+        matrix = part.reshape(len(part), part[0].numel())
+        return matrix.T if self.kind.transposed else matrix
+
+    def write(self, tensor: Tensor, matrix: Tensor) -> None:
+        """Write this site's matrix (o x d) into a weight-shaped tensor of any memory format."""
+        part = tensor[self.start : self.stop]
+        part.copy_((matrix.T if self.kind.transposed else matrix).reshape(part.shape))
 
     def matrix_input(self, x: Tensor) -> Tensor:
         """Return the part of an input of the layer that this site sees: its group's channels."""
@@ -349,7 +397,7 @@ def _sites_of(name: str, layer: nn.Module) -> Iterator[Site]:
                 matrix.parameter,
                 matrix.start,
                 matrix.stop,
-                weight[0].numel(),
+                matrix.stop - matrix.start if kind.transposed else weight[0].numel(),
                 (layer, matrix.input),
             )
 

@@ -441,7 +441,7 @@ class Projector:
             with autocast_off(gradient):
                 matrix = site.matrix(gradient)
                 if not projection.by_rows or (not projection.soft and projection.leaks(matrix)):
-                    _write(site, gradient, projection.project(matrix))
+                    site.write(gradient, projection.project(matrix))
             projection.by_rows = False
         self._end_step()
 
@@ -465,7 +465,7 @@ class Projector:
             weight = site.weight.detach()
             with autocast_off(weight):
                 before = site.matrix(self._before[site.weight])
-                _write(site, weight, before + projection.project(site.matrix(weight) - before))
+                site.write(weight, before + projection.project(site.matrix(weight) - before))
         self._before = {}
 
     @contextmanager
@@ -514,12 +514,6 @@ class Projector:
 
         self_argument = args[:1] if args and args[0] is optimizer else ()
         return (*self_argument, closure), {}
-
-
-def _write(site: Site, tensor: Tensor, matrix: Tensor) -> None:
-    """Write a site's matrix into a weight-shaped tensor of any memory format."""
-    part = tensor[site.start : site.stop]
-    part.copy_(matrix.reshape(part.shape))
 
 
 class ProjectedForward(EquivalentForward):

@@ -59,8 +59,9 @@ class WeightReference:
     def __init__(self, sites: list[Site], subspaces: Mapping[str, Subspace], *, soft: bool) -> None:
         self.sites, self.soft = sites, soft
         first = sites[0]
-        self.label, self.height = first.name, first.stop - first.start
-        self.stride = math.ceil(self.height / SAMPLED_ROWS) if soft else 1
+        self.label = first.name
+        height = len(first.matrix(first.weight))
+        self.stride = math.ceil(height / SAMPLED_ROWS) if soft else 1
         self.bases = [subspaces[site.name].basis for site in sites]
         like = first.weight
         self.probes = torch.stack([probes_of(basis) for basis in self.bases]).to(like)
@@ -74,9 +75,10 @@ class WeightReference:
 
     def matrices(self) -> Tensor:
         """View the weight's matrices as (matrices x rows x d)."""
-        start, stop = self.sites[0].start, self.sites[-1].stop
-        part = self.tensor[start:stop].reshape(len(self.sites), self.height, -1)
-        return part.to(self.probes.dtype)
+        first = self.sites[0]
+        part = self.tensor[first.start : self.sites[-1].stop]
+        matrices = part.reshape(len(self.sites), first.stop - first.start, -1)
+        return (matrices.mT if first.kind.transposed else matrices).to(self.probes.dtype)
 
     def products(self, matrices: Tensor) -> Tensor:
         """Return W P of some matrices."""
@@ -134,10 +136,8 @@ class WeightReference:
         """Undo the moves inside the subspaces."""
         assert self.restorable is not None
         for site, basis, kept in zip(self.sites, self.bases, self.restorable, strict=True):
-            part = self.tensor[site.start : site.stop]
-            matrix = part.reshape(len(part), -1).double().cpu()
-            matrix = matrix - (matrix @ basis - kept) @ basis.T
-            part.copy_(matrix.reshape(part.shape))
+            matrix = site.matrix(self.tensor).double().cpu()
+            site.write(self.tensor, matrix - (matrix @ basis - kept) @ basis.T)
 
     def state(self) -> Tensor:
         """Return what a saved guard compares a weight with."""

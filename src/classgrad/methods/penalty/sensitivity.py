@@ -32,6 +32,15 @@ Calls = list[tuple[Tensor, Tensor]]  # input and gradient of the output, once pe
 # Numbers in memory at a time for the products of convolutions: 16 MB in single precision.
 CHUNK = 2**22
 
+# Layers whose outputs are not one product of each row and the weight.
+NOT_BY_SAMPLE = (
+    nn.MultiheadAttention,
+    nn.RNNBase,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+
 
 def sensitivity(
     net: Network,
@@ -81,7 +90,7 @@ def per_sample_sums(
     """
     matrices: dict[nn.Module, list[Site]] = {}
     for site in sites(model).values():
-        if not isinstance(site.layer, nn.MultiheadAttention):  # which `_names` refuses
+        if not isinstance(site.layer, NOT_BY_SAMPLE):  # which `_names` refuses
             matrices.setdefault(site.layer, []).append(site)
     names = _names(model, matrices)
     with torch.enable_grad(), _watched(names) as seen:
