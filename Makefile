@@ -4,6 +4,7 @@
 # make docs-check set up, then compare the docs with code and records: half a minute
 # make fuzz   set up, then read 20,000 damaged files of every kind: about 30 minutes on two cores
 # make faults set up, then stop Ray clusters and nodes, kill 300 runs of every method, and resume: about 15 minutes
+# make interop set up with transformers and accelerate, guard models of theirs, and fill docs/own-models.md: 10 minutes
 # make setup  set up only: a virtual environment in .venv
 # make format put the code in the house format
 # make bench  measure speed beside slow references: under 4 minutes, better on a quiet machine
@@ -30,7 +31,7 @@ define lint_and_test
 	exit $$((tests | types))
 endef
 
-.PHONY: run check test docs-check fuzz faults setup format bench memory peers scaling tables clean
+.PHONY: run check test docs-check fuzz faults interop setup format bench memory peers scaling tables clean
 
 run: setup
 	@$(BIN)/classgrad run --method cgp,gpm,finetune
@@ -39,7 +40,7 @@ check: setup
 	$(call lint_and_test,-m quick tests)
 
 test: setup
-	$(call lint_and_test,-m "not docs and not faults" -n $(WORKERS) --dist worksteal)
+	$(call lint_and_test,-m "not docs and not faults and not interop" -n $(WORKERS) --dist worksteal)
 
 docs-check: setup
 	$(PYTEST) -m docs tests/docs -n $(WORKERS) --dist loadfile
@@ -51,6 +52,12 @@ fuzz: setup
 faults: setup
 	$(PYTEST) -m faults tests
 	OMP_NUM_THREADS=1 PYTHONPATH=tests:src $(BIN)/python -m faults --kills 300 --out results/faults.json
+	$(BIN)/python docs/fill_tables.py
+
+interop: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[interop]'
+	$(PYTEST) -m interop tests/interop
+	OMP_NUM_THREADS=1 PYTHONPATH=tests:src $(BIN)/python -m interop --out results/interop.json
 	$(BIN)/python docs/fill_tables.py
 
 format: setup

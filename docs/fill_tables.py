@@ -3,8 +3,8 @@
 A page marks the place of a table with `<!-- table: FOLDER -->` and `<!-- end -->`; FOLDER holds the
 folders of runs, relative to the root of the repository. The other markers are:
 
-- `<!-- faults -->`, `<!-- fuzz -->`, `<!-- free -->`, `<!-- forecast -->`: the JSON files of these
-  names in `results`
+- `<!-- faults -->`, `<!-- fuzz -->`, `<!-- free -->`, `<!-- forecast -->`, `<!-- interop -->`: the
+  JSON files of these names in `results`
 - `<!-- readings -->`: the directions in `results/free.json`
 - `<!-- speed -->`, `<!-- saving -->`: what `make bench` measured
 - `<!-- memory -->`: what `make memory` measured
@@ -37,7 +37,8 @@ PAPER = re.compile(
     r"(<!-- (experiment|curve|learnt|room): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
 FIGURES = re.compile(
-    r"(<!-- (faults|fuzz|speed|saving|memory|peers|free|readings|forecast) -->\n).*?(<!-- end -->)",
+    r"(<!-- (faults|fuzz|interop|speed|saving|memory|peers|free|readings|forecast) -->\n)"
+    r".*?(<!-- end -->)",
     re.DOTALL,
 )
 
@@ -55,6 +56,7 @@ def filled(page: str) -> str:
         make, place = {
             "faults": (faults, "results/faults.json"),
             "fuzz": (fuzz, "results/fuzz.json"),
+            "interop": (interop, "results/interop.json"),
             "speed": (speed, "benchmarks/results.json"),
             "saving": (saving, "benchmarks/results.json"),
             "memory": (memory, "benchmarks/memory.json"),
@@ -184,6 +186,20 @@ def fuzz(found: dict[str, Any]) -> str:
     for name, one in found["targets"].items():
         counts = [one["read"] + one["refused"], one["read"], one["refused"]]
         rows.append([name, *(f"{count:,}" for count in counts)])
+    return markdown_table(rows)
+
+
+def interop(found: dict[str, Any]) -> str:
+    """Return a table of what guarded models of other packages keep and learn."""
+    runs = ("unguarded", "near", "exact")
+    rows = [["model", "old logits move: unguarded", "ε = 0.99", "ε = 1", "share of the bound"]]
+    rows[0] += ["new task, in steps: unguarded", "ε = 0.99", "ε = 1"]
+    for name, one in found["models"].items():
+        rows.append([name, *(f"{one[f'{run} leak']:.2g}" for run in runs)])
+        rows[-1].append(f"{one['share of the bound']:.2f}")
+        for run in runs:
+            learnt, steps = one[f"{run} accuracy"], one[f"{run} steps"]
+            rows[-1].append(f"{100 * learnt:.0f} % in {steps:.0f}")
     return markdown_table(rows)
 
 

@@ -21,7 +21,7 @@ ROWS = [
     {"methods"},
     {"training"},
     {"guard", "learner", "runs"},
-    {"experiments", "report"},
+    {"experiments", "integrations", "report"},
     {"cli"},
 ]
 ROW = {room: number for number, row in enumerate(ROWS) for room in row}

@@ -219,12 +219,53 @@ def test_no_sample_at_all_is_refused() -> None:
         gathered(built(two_layers), [])
 
 
+class Windows(nn.Module):
+    """Looks at every window of a sample (n, windows, d) by itself."""
+
+    def __init__(self, width: int, answers: int, samples_first: bool) -> None:
+        super().__init__()
+        self.look, self.samples_first = nn.Linear(width, answers), samples_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = x.shape[:2] if self.samples_first else (x.shape[1], x.shape[0])
+        windows = (x if self.samples_first else x.transpose(0, 1)).flatten(0, 1)
+        seen = self.look(windows).unflatten(0, (first, second))
+        return seen.mean(1 if self.samples_first else 0)
+
+
 def test_inputs_whose_first_dimension_is_not_the_batch_are_refused_by_name() -> None:
-    model = built(
-        lambda: nn.Sequential(nn.Flatten(0, 1), nn.Linear(5, 2), nn.Unflatten(0, (-1, 3)))
-    )
-    with pytest.raises(UserError, match=r"layer '1'.*\(12, 5\).*batch"):
+    model = built(lambda: Windows(5, 2, samples_first=False))
+    with pytest.raises(UserError, match=r"layer 'look'.*\(12, 5\).*batch"):
         gathered(model, [(normal(4, 3, 5), in_turn(4, 2))])
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "unwrap"),
+    [
+        (lambda x: x, lambda x: x),
+        (lambda x: {"x": x}, lambda inputs: inputs["x"]),
+        (lambda x: (x, None), lambda inputs: inputs[0]),
+    ],
+)
+def test_windows_of_a_sample_belong_to_it(
+    wrapped: Callable[[Tensor], Any], unwrap: Callable[[Any], Tensor]
+) -> None:
+    model = built(lambda: Windows(5, 2, samples_first=True))
+    x, y = normal(6, 3, 5), in_turn(6, 2)
+    found = sites(model)
+    result = collect(
+        model,
+        lambda inputs: model(unwrap(inputs)),
+        lambda: [(wrapped(x[:4]), y[:4]), (wrapped(x[4:]), y[4:])],
+        found,
+        {"look": 2},
+    )
+    for label, inputs in result.classes.items():
+        rows = x[y == label][:2].flatten(0, 1)  # of the first two samples, in whole
+        kept = inputs.representations["look"]
+        assert kept.count == 6
+        assert kept.energy() == pytest.approx(energy(rows.numpy().T), rel=1e-12)
+        assert torch.allclose(inputs.mean("look"), x[y == label][:2].flatten(1).mean(0))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

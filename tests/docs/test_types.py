@@ -46,6 +46,12 @@ GIVEN = {
     "docs/methods/gpm.md": LOOP,
     "docs/own-models.md": f"""
     {LOOP}
+    from typing import Any
+    import classgrad
+    Trainer: Any
+    args: Any
+    first: Any
+    second: Any
     first_task = loader
     def train(model: nn.Module, task: DataLoader[tuple[Tensor, ...]]) -> None: ...
     """,

@@ -361,3 +361,40 @@ def test_stored_statistics_of_an_old_task_stay() -> None:
     assert not torch.allclose(model(x), before)
     guard.use_task(0)
     assert torch.equal(model(x), before)
+
+
+class Positions(nn.Module):
+    """A table that is added, in a layer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position_bias_table = nn.Parameter(torch.ones(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.position_bias_table.mean(0)
+
+
+def test_a_table_of_biases_is_learnt_with_the_first_task_and_frozen() -> None:
+    model = built(lambda: nn.Sequential(nn.Linear(4, 4), Positions(), nn.Linear(4, 3)))
+    guard = attach(model, GPM())
+    guard.end_task([(normal(9, 4), in_turn(9, 3))])
+    assert "1.position_bias_table" in guard.method.frozen
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimiser that only passes steps on, as accelerate's does."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+
+def test_the_optimiser_inside_a_wrapper_is_watched() -> None:
+    model = built(lambda: nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = attach(model, GPM(epsilon=1.0), Wrapper(optimizer))
+    x = normal(2, 4)
+    guard.end_task([(x, in_turn(2, 2))])
+    before = model(x).detach()
+    model(normal(5, 4, seed=1)).square().sum().backward()
+    optimizer.step()
+    assert torch.allclose(model(x), before)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,19 @@ Batches = Iterable[Batch]
 MAX_PENDING = 2**24
 
 
+class Pending(NamedTuple):
+    """Inputs of a layer's calls for some samples, of which the first are for a representation."""
+
+    inputs: list[Tensor]
+    samples: int
+    taken: int
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the inputs of one sample."""
+        return shapes(self.inputs, self.samples)
+
+
 @dataclass
 class ClassInputs:
     """The inputs of one class, by site: their representation, and their sums for the prototype."""
@@ -32,8 +45,7 @@ class ClassInputs:
     counts: dict[str, int] = field(default_factory=dict)
     # By site, the share of the energy that is held, which a method notes when it extends its basis.
     held: dict[str, float] = field(default_factory=dict)
-    # inputs of calls, by batch, and how many samples of a batch are for the representation
-    pending: dict[str, list[tuple[list[Tensor], int]]] = field(default_factory=dict)
+    pending: dict[str, list["Pending"]] = field(default_factory=dict)  # by batch
 
     def mean(self, site: str) -> Tensor:
         """Return the mean input at a site."""
@@ -214,6 +226,7 @@ class _Gather:
         self.open_classes = None if pool else wanted  # None: all
         self.pending = 0  # numbers of all classes that are not yet in representations
         self.last_batch: Any = None
+        self.batch_size = 0  # of the last batch
 
     def run(self, forward: Forward, batches: Batches, correct_only: bool) -> None:
         for batch in self.processes.in_step(batches):
@@ -247,8 +260,9 @@ class _Gather:
                 f"labels of shape {tuple(y.shape)} and type {y.dtype} for "
                 f"{'the' if count is None else count} samples: give one whole number for each"
             )
-        output, self.last_batch, y = forward(x), x, y.cpu()
+        output, self.last_batch, self.batch_size, y = forward(x), x, len(y), y.cpu()
         self._check_inputs(len(y))
+        self._check_parts(forward, x, len(y))
         self.labels.update(y.unique().tolist())
         correct = torch.ones_like(y, dtype=torch.bool)
         if correct_only:
@@ -271,15 +285,25 @@ class _Gather:
             if not len(index) or site.source not in self.seen:
                 continue
             # On the CPU, because not every device has double precision.
-            inputs = [x[index.to(x.device)].cpu() for x in self.seen[site.source]]
+            inputs = [self._of_samples(x, index).cpu() for x in self.seen[site.source]]
             count = min(len(index), max(0, self.samples[name] - entry.count - before))
             if self.pool:  # without means
-                inputs = [x[:count] for x in inputs]
+                inputs = [x[: count * len(x) // len(index)] for x in inputs]
+                index = index[:count]
+                if not count:
+                    continue
             pending = entry.pending.setdefault(name, [])
-            if pending and shapes(pending[-1][0]) != shapes(inputs):
+            if pending and pending[-1].shapes != shapes(inputs, len(index)):
                 self._flush(entry, name)
-            pending.append((inputs, count))
+            pending.append(Pending(inputs, len(index), count))
             self.pending += sum(x.numel() for x in inputs)
+
+    def _of_samples(self, x: Tensor, index: Tensor) -> Tensor:
+        """Return the inputs of some samples of the batch, each of which may have several."""
+        index = index.to(x.device)
+        if len(x) == self.batch_size:
+            return x[index]
+        return x.unflatten(0, (self.batch_size, -1))[index].flatten(0, 1)
 
     def _flush_all(self) -> None:
         for entry in self.inputs.values():
@@ -292,15 +316,15 @@ class _Gather:
         site, pending = self.sites[name], entry.pending[name]
         if not pending:
             return
-        calls = zip(*(inputs for inputs, _ in pending), strict=True)
-        inputs = [torch.cat(batches) for batches in calls]
+        inputs = [torch.cat(calls) for calls in zip(*(one.inputs for one in pending), strict=True)]
         # A site takes the first samples of a class: of the batches, only the last is taken in part.
-        taken = sum(count for _, count in pending)
+        samples, taken = (sum(getattr(one, n) for one in pending) for n in ("samples", "taken"))
         pending.clear()
         if not self.pool:
-            self._add_mean(entry, name, [site.matrix_input(x).flatten(1) for x in inputs])
+            each = [site.matrix_input(x).reshape(samples, -1) for x in inputs]
+            self._add_mean(entry, name, each)
         for x in inputs if taken else []:
-            x = x[:taken]
+            x = x[: taken * len(x) // samples]
             representation = entry.representations.setdefault(name, Representation(site.dimension))
             count = len(x) * len(site.rows(x[:1]))
             if representation.count + count < site.dimension:
@@ -333,16 +357,59 @@ class _Gather:
                 # The sum of finite numbers can only be infinite if it overflows.
                 if not x.sum().isfinite() and not x.isfinite().all():
                     raise UserError(f"layer '{name}' saw an input that is not a finite number")
-                if len(x) != count:
-                    raise UserError(
-                        f"layer '{name}' saw an input of shape {tuple(x.shape)} for a batch of "
-                        f"{count}: its first dimension must be the batch"
-                    )
+                if not len(x) or len(x) % count:
+                    raise not_the_batch(name, x, count)
+
+    def _check_parts(self, forward: Forward, x: Any, count: int) -> None:
+        """Refuse inputs of several rows for a sample, unless one sample comes after another.
+
+        Windows of images are in that order. They are compared with those of the first sample alone.
+        """
+        whole = dict(self.seen)
+        in_parts = {
+            name: site.source
+            for name, site in self.sites.items()
+            if any(len(one) != count for one in whole.get(site.source, []))
+        }
+        if not in_parts:
+            return
+        self.seen.clear()
+        forward(first_sample(x, count))
+        alone = dict(self.seen)
+        self.seen.clear()
+        self.seen.update(whole)
+        for name, source in in_parts.items():
+            for every, first in zip(whole[source], alone.get(source, []), strict=False):
+                same = len(every) == count * len(first) and every[0].shape == first[0].shape
+                if not same or not is_near(every[: len(first)], first):
+                    raise not_the_batch(name, every, count)
 
 
-def shapes(inputs: list[Tensor]) -> list[torch.Size]:
-    """Return the shapes of the inputs of a layer's calls, without the number of samples."""
-    return [x.shape[1:] for x in inputs]
+def not_the_batch(name: str, x: Tensor, count: int) -> UserError:
+    """Return the error of a layer whose inputs cannot be told apart by sample."""
+    return UserError(
+        f"layer '{name}' saw an input of shape {tuple(x.shape)} for a batch of {count}: its first "
+        "dimension must be the batch"
+    )
+
+
+def first_sample(x: Any, count: int) -> Any:
+    """Return the first sample of the inputs of a batch: a tensor, or a collection of them."""
+    if isinstance(x, Mapping):
+        return {name: first_sample(value, count) for name, value in x.items()}
+    if isinstance(x, tuple | list):
+        return type(x)(first_sample(value, count) for value in x)
+    return x[:1] if isinstance(x, Tensor) and x.dim() and len(x) == count else x
+
+
+def is_near(x: Tensor, y: Tensor) -> bool:
+    """Tell whether two tensors differ by no more than the rounding of low precision."""
+    return float((x - y).norm()) <= 0.03 * float(y.norm())
+
+
+def shapes(inputs: list[Tensor], samples: int) -> list[tuple[int, ...]]:
+    """Return the shapes of the inputs of a layer's calls for one of the samples."""
+    return [(len(x) // samples, *x.shape[1:]) for x in inputs]
 
 
 def _modules_with_parameters(model: nn.Module) -> list[nn.Module]:

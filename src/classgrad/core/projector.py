@@ -49,7 +49,8 @@ def refuse_unprotectable(model: nn.Module, freezes_rest: bool = False) -> None:
 
     With `freezes_rest` the caller freezes running statistics, and the parameters that are no weight
     matrix of a known layer. Only layers that look as if they multiplied by a matrix are refused
-    then: frozen, they would silently learn nothing.
+    then: frozen, they would silently learn nothing. A vector, or a table that is called a bias, as
+    those of relative positions are, does not look so.
     """
     for name, module in model.named_modules():
         if not freezes_rest and has_running_statistics(module):
@@ -65,7 +66,8 @@ def refuse_unprotectable(model: nn.Module, freezes_rest: bool = False) -> None:
             continue
         for label, parameter in module.named_parameters(recurse=False):
             vector = max(parameter.shape, default=1) == parameter.numel()
-            if parameter.requires_grad and not (freezes_rest and vector):
+            added = vector or "bias" in label
+            if parameter.requires_grad and not (freezes_rest and added):
                 where = f"{name}.{label}" if name else label
                 kind = type(module).__name__
                 raise UserError(

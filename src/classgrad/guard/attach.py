@@ -71,6 +71,7 @@ class Guard:
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Guard every step of an optimiser from now on; one made later has to be watched, too."""
+        optimizer = inner_optimizer(optimizer)
         if optimizer not in self._optimizers:
             self._optimizers[optimizer] = self._hooks_of(optimizer)
 
@@ -86,6 +87,7 @@ class Guard:
 
         For an optimiser that is not watched. For SGP, steps of any optimiser are faster this way.
         """
+        optimizer = inner_optimizer(optimizer)
         hooks = [] if optimizer in self._optimizers else self._hooks_of(optimizer)
         self._in_step = True
         try:
@@ -389,6 +391,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = model.get_submodule("_orig_mod")
         else:
             return model
+
+
+def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimiser inside accelerate's: only that one takes steps and has hooks."""
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer  # type: ignore[attr-defined]
+    return optimizer
 
 
 def use_running_statistics(norm: nn.Module, _args: object) -> None:

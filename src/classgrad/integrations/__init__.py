@@ -1,0 +1,1 @@
+"""Guards in the training loops of other packages."""
