@@ -20,17 +20,17 @@ RESULTS = Path(__file__).parent / "results.json"
 # The module of each measurement, and the seconds after which it does not repeat any more; together
 # less than four minutes. Memory is measured by `python -m benchmarks.memory`.
 MEASUREMENTS = {
-    "steps": 60,
-    "precision": 35,
+    "steps": 55,
+    "precision": 30,
     "sensitivity": 10,
-    "projecting": 25,
+    "projecting": 20,
     "bases": 30,
     "augmentation": 10,
     "epoch": 15,
     "throughput": 20,
     "saving": 15,
-    "startup": 15,
-    "guard": 30,
+    "startup": 10,
+    "guard": 20,
 }
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -48,12 +48,7 @@ GIVEN = {
     {LOOP}
     from typing import Any
     import classgrad
-    Trainer: Any
-    args: Any
-    first: Any
-    second: Any
-    first_task = loader
-    def train(model: nn.Module, task: DataLoader[tuple[Tensor, ...]]) -> None: ...
+    Trainer: Any; args: Any; first: Any; second: Any
     """,
     "docs/tutorial.md": """
     import json

@@ -287,15 +287,16 @@ class _Gather:
             # On the CPU, because not every device has double precision.
             inputs = [self._of_samples(x, index).cpu() for x in self.seen[site.source]]
             count = min(len(index), max(0, self.samples[name] - entry.count - before))
+            samples = len(index)
             if self.pool:  # without means
-                inputs = [x[: count * len(x) // len(index)] for x in inputs]
-                index = index[:count]
-                if not count:
-                    continue
+                inputs = [x[: count * len(x) // samples] for x in inputs]
+                samples = count
+            if not samples:
+                continue
             pending = entry.pending.setdefault(name, [])
-            if pending and pending[-1].shapes != shapes(inputs, len(index)):
+            if pending and pending[-1].shapes != shapes(inputs, samples):
                 self._flush(entry, name)
-            pending.append(Pending(inputs, len(index), count))
+            pending.append(Pending(inputs, samples, count))
             self.pending += sum(x.numel() for x in inputs)
 
     def _of_samples(self, x: Tensor, index: Tensor) -> Tensor:
@@ -303,7 +304,8 @@ class _Gather:
         index = index.to(x.device)
         if len(x) == self.batch_size:
             return x[index]
-        return x.unflatten(0, (self.batch_size, -1))[index].flatten(0, 1)
+        each: Tensor = x.unflatten(0, (self.batch_size, -1))
+        return each[index].flatten(0, 1)
 
     def _flush_all(self) -> None:
         for entry in self.inputs.values():

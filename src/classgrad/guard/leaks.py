@@ -115,7 +115,8 @@ class WeightReference:
         """
         matrices, values = self.matrices()[:, :: self.stride], self.values
         if blocks > 1 and not self.soft:
-            first, last = (round(self.height * end / blocks) for end in (block, block + 1))
+            rows = matrices.shape[1]
+            first, last = (round(rows * end / blocks) for end in (block, block + 1))
             if first == last:
                 return None
             matrices, values = matrices[:, first:last], values[:, first:last]

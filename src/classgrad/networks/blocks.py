@@ -123,9 +123,13 @@ def is_plain_norm(norm: TaskBatchNorm) -> bool:
 
 
 def can_pool_first(norm: TaskBatchNorm, x: Tensor) -> bool:
-    """Tell whether `Pooled` can compute the values of a norm in evaluation mode."""
+    """Tell whether `Pooled` can compute the values of a norm in evaluation mode.
+
+    Not while a network is exported: it looks at values.
+    """
     scale, _ = norm.scale_and_shift()
-    return not torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype == scale.dtype
+    plain = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return plain and x.device.type == "cpu" and x.dtype == scale.dtype
 
 
 def is_relu(layer: nn.Module) -> bool:
