@@ -5,6 +5,7 @@ folders of runs, relative to the root of the repository. The other markers are:
 
 - `<!-- faults -->`, `<!-- fuzz -->`, `<!-- free -->`, `<!-- forecast -->`, `<!-- interop -->`: the
   JSON files of these names in `results`
+- `<!-- massive -->`: one massive channel, in `results/interop.json`
 - `<!-- readings -->`: the directions in `results/free.json`
 - `<!-- speed -->`, `<!-- saving -->`: what `make bench` measured
 - `<!-- memory -->`: what `make memory` measured
@@ -37,7 +38,8 @@ PAPER = re.compile(
     r"(<!-- (experiment|curve|learnt|room): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
 FIGURES = re.compile(
-    r"(<!-- (faults|fuzz|interop|speed|saving|memory|peers|free|readings|forecast) -->\n)"
+    r"(<!-- (faults|fuzz|interop|massive|speed|saving|memory|peers|free|readings"
+    r"|forecast) -->\n)"
     r".*?(<!-- end -->)",
     re.DOTALL,
 )
@@ -57,6 +59,7 @@ def filled(page: str) -> str:
             "faults": (faults, "results/faults.json"),
             "fuzz": (fuzz, "results/fuzz.json"),
             "interop": (interop, "results/interop.json"),
+            "massive": (massive, "results/interop.json"),
             "speed": (speed, "benchmarks/results.json"),
             "saving": (saving, "benchmarks/results.json"),
             "memory": (memory, "benchmarks/memory.json"),
@@ -200,6 +203,15 @@ def interop(found: dict[str, Any]) -> str:
         for run in runs:
             learnt, steps = one[f"{run} accuracy"], one[f"{run} steps"]
             rows[-1].append(f"{100 * learnt:.0f} % in {steps:.0f}")
+    return markdown_table(rows)
+
+
+def massive(found: dict[str, Any]) -> str:
+    """Return a table of what is kept where one channel drowns the rest."""
+    rows: list[list[Any]] = [["`uncounted`", "protected directions", "old logits move", "new task"]]
+    for uncounted, one in found["massive channel"].items():
+        learnt = f"{100 * one['accuracy']:.0f} % in {one['steps']} steps"
+        rows.append([uncounted, one["rank"], f"{one['leak']:.2g}", learnt])
     return markdown_table(rows)
 
 

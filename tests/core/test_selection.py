@@ -135,3 +135,29 @@ def test_a_class_of_zeros_adds_nothing(rule: str) -> None:
     memory = LayerMemory(4)
     memory.append(np.eye(4)[:, :2])
     assert chosen(rule, memory, np.zeros((4, 6)), 0.97).new.shape == (4, 0)
+
+
+@settings(deadline=None)
+@given(problem=problems, uncounted=st.integers(0, 3))
+def test_uncounted_directions_are_held_besides_the_share_of_the_rest(
+    problem: Problem, uncounted: int
+) -> None:
+    _, c, epsilon = setup(problem)
+    values = np.sort(np.linalg.svd(c, compute_uv=False))[::-1] ** 2
+    representation = Representation.of(torch.from_numpy(c.T.copy()))
+    share = selection.share_of_whole(representation, epsilon, uncounted)
+    expected = values[:uncounted].sum() + epsilon * values[uncounted:].sum()
+    assert share * values.sum() == pytest.approx(expected, rel=1e-9)
+    assert share >= epsilon or share == pytest.approx(epsilon, rel=1e-12)
+
+
+@pytest.mark.parametrize("rule", ["plain", "own", "capped", "joint"])
+def test_one_channel_drowns_the_rest_unless_it_is_not_counted(rule: str) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((40, 8))
+    rows[:, 3] += 1000
+    c = Representation.of(torch.from_numpy(rows))
+    none = torch.zeros(8, 0, dtype=torch.float64)
+    choose = getattr(selection, rule)
+    assert choose(none, c, 0.99).new.shape[1] == 1
+    assert choose(none, c, selection.share_of_whole(c, 0.99, 1)).new.shape[1] == 8

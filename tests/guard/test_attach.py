@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import classgrad
 from classgrad.errors import UserError
 from classgrad.guard.attach import Guard, attach
-from classgrad.methods import CGP, GPM, Finetune, Multitask, Projected
+from classgrad.methods import CGP, GPM, SGP, Finetune, Multitask, Projected
 from classgrad.networks import TaskBatchNorm
 from oracles.models import built, in_turn, normal
 
@@ -398,3 +398,16 @@ def test_the_optimiser_inside_a_wrapper_is_watched() -> None:
     model(normal(5, 4, seed=1)).square().sum().backward()
     optimizer.step()
     assert torch.allclose(model(x), before)
+
+
+@pytest.mark.parametrize("method", [GPM, CGP, SGP])
+def test_a_channel_that_drowns_the_rest_is_set_apart(method: type[Projected]) -> None:
+    x = normal(9, 4)
+    x[:, 1] += 1000
+    ranks = []
+    for uncounted in (0, 1):
+        guard = attach(built(lambda: nn.Linear(4, 3)), method(epsilon=0.99, uncounted=uncounted))
+        guard.end_task([(x, in_turn(9, 1))])
+        ranks.append(guard.layer_ranks()[0].rank)
+    assert ranks[0] == 1
+    assert ranks[1] > 2

@@ -9,7 +9,7 @@ import accelerate
 import transformers
 
 from classgrad.runs.record import versions
-from interop.guarded import CASES, measure
+from interop.guarded import CASES, measure, measure_massive_channel
 
 
 def main() -> None:
@@ -24,7 +24,11 @@ def main() -> None:
             print(label, {key: float(f"{value:.3g}") for key, value in found.items()}, flush=True)
     if given.out:
         others = {module.__name__: module.__version__ for module in (transformers, accelerate)}
-        content = {"versions": {**versions(), **others}, "models": models}
+        content = {
+            "versions": {**versions(), **others},
+            "models": models,
+            "massive channel": measure_massive_channel(),
+        }
         given.out.write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -19,6 +19,7 @@ OLD, NEW = 6, 16  # samples of the tasks; few old ones leave room in small layer
 STEPS = 20  # of the first task
 MOST_STEPS = 200  # of the second
 RATE = 1e-3
+MASSIVE_CHANNEL, MASSIVE = 5, 40.0  # of the inputs of all blocks, where others are about 1
 CASES = {name: (name, False) for name in ARCHITECTURES} | {
     f"{name}, pretrained": (name, True) for name in ("ViT", "ResNet", "EfficientNet", "BERT")
 }
@@ -135,6 +136,38 @@ def measure(name: str, pretrained: bool, folder: Path) -> dict[str, float]:
         found[f"{label} accuracy"], found[f"{label} steps"] = learnt, steps
         if epsilon == EPSILONS["near"]:
             found["share of the bound"] = inputs.share_of_bound(epsilon)
+    return found
+
+
+def measure_massive_channel() -> dict[str, dict[str, float]]:
+    """Let one channel drown the others, as some do in pretrained models; return leaks at ε = 0.99.
+
+    By the number of strongest directions that do not count for ε: how far old logits moved, and the
+    protected directions of all layers together.
+    """
+    architecture = ARCHITECTURES["ViT"]
+    old, new = (task(architecture.reads, number, (OLD, NEW)[number]) for number in (0, 1))
+    with seeded(0):
+        start = architecture.make()
+    for name, parameter in start.named_parameters():
+        if "layernorm" in name and name.endswith("bias"):
+            parameter.data[MASSIVE_CHANNEL] = MASSIVE
+    found = {}
+    for uncounted in (0, 1):
+        model = copy.deepcopy(start)
+        optimizer = torch.optim.AdamW(model.parameters(), RATE)
+        method = GPM(epsilon=0.99, uncounted=uncounted)
+        guard = attach(model, method, optimizer, pretrained=True)
+        train(model, optimizer, old, STEPS)
+        guard.end_task([old])
+        before = logits(model, old)
+        learnt, steps = train_until_learnt(model, optimizer, new)
+        found[str(uncounted)] = {
+            "leak": float((logits(model, old) - before).norm() / before.norm()),
+            "rank": sum(layer.rank for layer in guard.layer_ranks()),
+            "accuracy": learnt,
+            "steps": steps,
+        }
     return found
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from interop.guarded import CASES, measure
+from interop.guarded import CASES, measure, measure_massive_channel
 
 pytestmark = pytest.mark.interop
 
@@ -18,3 +18,9 @@ def test_a_model_keeps_an_old_task_and_learns_a_new_one(label: str, tmp_path: Pa
     for run in ("exact", "near"):
         assert found[f"{run} accuracy"] >= found["unguarded accuracy"] - 0.02
     assert found["unguarded accuracy"] > 0.9
+
+
+def test_a_massive_channel_that_does_not_count_leaves_the_others_protected() -> None:
+    found = measure_massive_channel()
+    assert found["1"]["leak"] < found["0"]["leak"] / 2
+    assert found["0"]["accuracy"] == found["1"]["accuracy"] == 1

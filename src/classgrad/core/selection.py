@@ -53,6 +53,18 @@ class Selection(NamedTuple):
         return min(1.0, self.along + float(self.shares[:count].sum()))
 
 
+def share_of_whole(c: Representation, epsilon: float, uncounted: int) -> float:
+    """Return which share of C holds its strongest directions and the share ε of the rest.
+
+    One channel with a thousand times the energy of the others would otherwise be all that is held.
+    """
+    energy = c.energy()
+    if not uncounted or not energy:
+        return epsilon
+    rest = float(c.energies()[uncounted:].sum())
+    return 1 - (1 - epsilon) * rest / energy
+
+
 class Rule(Protocol):
     """One of the rules of this module."""
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from classgrad.core.collect import Batches, Collected, Forward, collect
 from classgrad.core.layers import by_layer
 from classgrad.core.projector import Projector
-from classgrad.core.subspace import Subspace
+from classgrad.core.selection import share_of_whole
+from classgrad.core.subspace import Representation, Subspace
 from classgrad.distributed.collecting import processes
 from classgrad.distributed.world import users_world
 from classgrad.methods.base import Held, LayerRank, Method, Step, broadcast_state
@@ -57,6 +58,12 @@ class Projected(Method, ABC):
     energy_limit: Share = Field(
         default=0.999,
         description="largest ε that energy_step leads to: at 1 a layer could learn nothing more",
+    )
+    uncounted: int = Field(
+        default=0,
+        ge=0,
+        description="strongest directions of the inputs that do not count for ε: 1 where one "
+        "channel drowns the rest",
     )
     samples: Count | dict[str, Count] = Field(
         default=125,
@@ -107,6 +114,10 @@ class Projected(Method, ABC):
     def threshold(self, start: float, task: int) -> float:
         """Return ε of a task, counted from 0: start + task * energy_step, limited."""
         return min(start + task * self.energy_step, max(start, self.energy_limit))
+
+    def threshold(self, site: str, c: Representation) -> float:
+        """Return the share of inputs C to protect at a site, with `uncounted` directions apart."""
+        return share_of_whole(c, self.thresholds()[site], self.uncounted)
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Protect the part of the network that tasks share."""

@@ -28,6 +28,7 @@ operations at severity 3. The released code has `operations=all`, `severity=1`, 
 
 from collections.abc import Callable
 from dataclasses import InitVar, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -213,7 +214,7 @@ class CGP(Budgeted):
                     subspace,
                     self._groups.setdefault(name, Groups(self.centred)),
                     self.refining(),
-                    self.thresholds()[name],
+                    partial(self.threshold, name),
                     self.similarity,
                     fewer=self.gpm_compat,
                     of_residual=self.k_rank2_as_printed,

@@ -27,7 +27,7 @@ four questions, and a *reading* is a set of answers to them:
 `pooled` is none of the paper's, and protects the most.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -156,14 +156,14 @@ class Refining:
         subspace: Subspace,
         groups: Groups,
         reading: Reading,
-        epsilon: float,
+        threshold: Callable[[Representation], float],
         similarity: float,
         *,
         fewer: bool = False,
         of_residual: bool = False,
     ) -> None:
         self.groups, self.reading = groups, reading
-        self.epsilon, self.similarity = epsilon, similarity
+        self.threshold, self.similarity = threshold, similarity  # ε of a representation
         self.fewer = fewer  # one direction fewer for the first basis, and for those of pairs
         self.of_residual = of_residual
         self._none = Subspace.empty(subspace.dimension)
@@ -259,7 +259,7 @@ class Refining:
 
     def _choose(self, rule: str, stored: Growing, c: Representation) -> Selection:
         chosen: selection.Rule = getattr(selection, rule)
-        return stored.choose(chosen, c, self.epsilon, of_residual=self.of_residual)
+        return stored.choose(chosen, c, self.threshold(c), of_residual=self.of_residual)
 
     def _stored(self, group: int) -> Growing:
         """Return the directions that count as stored for a class of a group."""
@@ -281,7 +281,7 @@ class Refining:
     def _common(self, one: ClassInput, other: ClassInput) -> Tensor:
         """Return the directions of two classes together (Eq. k-rank1)."""
         pooled = Representation.pooled([other.representation, one.representation])
-        common = selection.plain(self._none.basis, pooled, self.epsilon).new
+        common = selection.plain(self._none.basis, pooled, self.threshold(pooled)).new
         return common[:, :-1] if self.fewer else common
 
     def _union(self, bases: Sequence[Tensor]) -> Subspace:
