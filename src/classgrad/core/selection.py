@@ -53,7 +53,7 @@ class Selection(NamedTuple):
         return min(1.0, self.along + float(self.shares[:count].sum()))
 
 
-def share_of_whole(c: Representation, epsilon: float, uncounted: int) -> float:
+def share_of_whole(c: Inputs, epsilon: float, uncounted: int) -> float:
     """Return which share of C holds its strongest directions and the share ε of the rest.
 
     One channel with a thousand times the energy of the others would otherwise be all that is held.

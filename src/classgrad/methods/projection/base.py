@@ -115,7 +115,7 @@ class Projected(Method, ABC):
         """Return ε of a task, counted from 0: start + task * energy_step, limited."""
         return min(start + task * self.energy_step, max(start, self.energy_limit))
 
-    def threshold(self, site: str, c: Representation) -> float:
+    def share_to_hold(self, site: str, c: Representation) -> float:
         """Return the share of inputs C to protect at a site, with `uncounted` directions apart."""
         return share_of_whole(c, self.thresholds()[site], self.uncounted)
 

@@ -214,7 +214,7 @@ class CGP(Budgeted):
                     subspace,
                     self._groups.setdefault(name, Groups(self.centred)),
                     self.refining(),
-                    partial(self.threshold, name),
+                    partial(self.share_to_hold, name),
                     self.similarity,
                     fewer=self.gpm_compat,
                     of_residual=self.k_rank2_as_printed,

@@ -29,7 +29,7 @@ class GPM(Budgeted):
         collected = gather(pool=True)
         for name, c in collected.classes[0].representations.items():
             basis = self._subspaces[name].basis
-            chosen = plain(basis, c, self.threshold(name, c))
+            chosen = plain(basis, c, self.share_to_hold(name, c))
             added = self.add(name, chosen.new)
             collected.classes[0].held[name] = chosen.held(len(added))
         return collected

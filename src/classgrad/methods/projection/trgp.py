@@ -321,7 +321,7 @@ class TRGP(Projected):
         for name, subspace in self._subspaces.items():
             own: list[int] = []
             if name in seen:
-                chosen = joint(subspace.basis, seen[name], self.threshold(name, seen[name]))
+                chosen = joint(subspace.basis, seen[name], self.share_to_hold(name, seen[name]))
                 own = chosen.stored + self.add(name, chosen.new)
             self._own.setdefault(name, []).append(torch.tensor(own, dtype=torch.int64))
         return collected
