@@ -31,6 +31,12 @@ def real(name, root, split):
         pytest.skip(str(error))
 
 
+def seconds_of_loop():
+    began = time.process_time()
+    sum(number * number for number in range(10**6))
+    return time.process_time() - began
+
+
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("name", list(DATASETS))
 def test_real_files(root, name, split):
@@ -39,13 +45,15 @@ def test_real_files(root, name, split):
     assert first.images.shape == (len(first), *DATASETS[name].shape)
     assert first.status in ("complete", "subset", "other")
     assert first.complete <= (len(first) == facts.count)
+    # Compared with a loop of Python, as machines differ; a second on most. The least of several
+    # counts, since other work on the machine only ever adds to it.
+    limit = (40 if name == "notmnist" else 20) * min(seconds_of_loop() for _ in range(3))
     times = []
-    while not times or (min(times) > (2 if name == "notmnist" else 1) and len(times) < 4):
+    while not times or (min(times) > limit and len(times) < 4):
         began = time.process_time()
         second = load(name, root, split)
         times.append(time.process_time() - began)
-    # The least of several, since other work on the machine only ever adds to it.
-    assert min(times) < (2 if name == "notmnist" else 1)
+    assert min(times) < limit
     assert torch.equal(first.images, second.images)
     assert torch.equal(first.labels, second.labels)
 
