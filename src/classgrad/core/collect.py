@@ -45,7 +45,7 @@ class ClassInputs:
     counts: dict[str, int] = field(default_factory=dict)
     # By site, the share of the energy that is held, which a method notes when it extends its basis.
     held: dict[str, float] = field(default_factory=dict)
-    pending: dict[str, list["Pending"]] = field(default_factory=dict)  # by batch
+    pending: dict[str, list[Pending]] = field(default_factory=dict)  # by batch
 
     def mean(self, site: str) -> Tensor:
         """Return the mean input at a site."""

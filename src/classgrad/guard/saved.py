@@ -14,7 +14,6 @@ from classgrad.files import write_atomic, write_new
 
 # Raise it whenever the form of a state changes, and keep reading the older ones.
 SCHEMA = 1
-MOST_BYTES = 2**40
 
 
 def write_file(path: Path, state: dict[str, Any]) -> None:
@@ -22,8 +21,7 @@ def write_file(path: Path, state: dict[str, Any]) -> None:
     tree, tensors = encode(state)
     content = {"schema": SCHEMA, "code": __version__, "state": tree}
     digest = hashlib.sha256()
-    pieces = list(file_pieces(tensors))
-    for piece in pieces[1:]:
+    for piece in list(file_pieces(tensors))[1:]:  # all but the header
         digest.update(piece)
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     digest.update(text.encode())
