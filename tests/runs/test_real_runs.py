@@ -28,8 +28,7 @@ def beginning(name, **options):
     ("name", "options", "recipe"),
     [
         ("split-cifar100", {}, "fast"),
-        ("cifar100-superclass", {}, "paper"),
-        ("cifar100-superclass", {"layout": "scrambled"}, "fast"),
+        ("cifar100-superclass", {"layout": "scrambled"}, "paper"),
         ("five-datasets", {}, "paper"),
         ("permuted-mnist", {}, "fast"),
     ],

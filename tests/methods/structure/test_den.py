@@ -420,7 +420,7 @@ def test_proximal_steps_are_as_long_as_the_rate_or_as_the_step_taken(shrink, kin
     ],
 )
 def test_with_its_defaults_it_learns_with_every_optimiser(network, stream, options, optimiser):
-    values = {"epochs": 25, "batch_size": 8, "warmup": 0, **options, **optimiser}
+    values = {"epochs": 10, "batch_size": 8, "warmup": 0, **options, **optimiser}
     plan = make_plan(stream, "den", network=network, values={"l1": DEN().l1, **values})
     running = Run(replace(plan, method=DEN()), stream)
     running.learn(0)

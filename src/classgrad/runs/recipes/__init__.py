@@ -1,5 +1,6 @@
 """Recipes: settings of training, networks and methods for each benchmark, as TOML files."""
 
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -84,4 +85,9 @@ def load(name: str) -> Recipe:
     >>> load("fast").network_for("permuted-digits")
     'mlp'
     """
+    return toml_files.load(Recipe, __name__, name) if name.endswith(".toml") else _packaged(name)
+
+
+@cache  # a page of results looks up a recipe hundreds of times
+def _packaged(name: str) -> Recipe:
     return toml_files.load(Recipe, __name__, name)
