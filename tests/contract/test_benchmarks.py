@@ -6,7 +6,7 @@ from functools import lru_cache
 import pytest
 import torch
 
-from classgrad import benchmarks
+from classgrad import benchmarks, data
 from classgrad.benchmarks import BENCHMARKS
 
 pytestmark = pytest.mark.parametrize(
@@ -23,6 +23,14 @@ pytestmark = pytest.mark.parametrize(
     ],
     scope="module",  # all tests of a benchmark one after another: they share what is loaded
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def files_are_read_once():
+    """Streams are made anew for every test, of files that were read once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "load", lru_cache(maxsize=10)(data.load))  # five datasets, two splits
+        yield
 
 
 @lru_cache(maxsize=1)  # up to 300 MB

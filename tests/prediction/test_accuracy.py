@@ -1,13 +1,24 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 from classgrad.networks import build
-from classgrad.prediction.accuracy import ClassPrototypes, accuracy, class_means, evaluate
+from classgrad.prediction.accuracy import (
+    BATCH,
+    ClassPrototypes,
+    accuracy,
+    class_means,
+    evaluate,
+    evaluate_task_free,
+    mixed_inputs,
+)
 from streams import blobs
 
 STREAM = blobs(tasks=3)
+TESTS = [STREAM.test(number) for number in range(3)]
 
 
 def learnt(**options):
@@ -46,12 +57,13 @@ def test_against_a_loop_over_samples(options):
             wanted = task.class_names[label]
             confident += max(sure)[1] == wanted
             nearest += max(close)[1] == wanted
-    score = evaluate(net, prototypes, task, test)
+    score = evaluate(net, task, test)
+    without = evaluate_task_free(net, prototypes, STREAM, TESTS)[1]
     count = len(test)
     assert score.task_known == pytest.approx(100 * given / count)
-    assert score.by_confidence == pytest.approx(100 * confident / count)
-    assert score.by_prototype == pytest.approx(100 * nearest / count)
-    assert 0 < score.by_confidence <= 100
+    assert without["by_confidence"] == pytest.approx(100 * confident / count)
+    assert without["by_prototype"] == pytest.approx(100 * nearest / count)
+    assert 0 < without["by_confidence"] <= 100
     assert score.task_known == pytest.approx(accuracy(net, 1, task, test))
     assert sum(score.by_class) / 3 == pytest.approx(score.task_known)
 
@@ -81,15 +93,41 @@ def test_prototypes_are_unit_means_of_the_classes():
 
 def test_batch_statistics_use_batches_of_64_in_a_fixed_order():
     net, prototypes = learnt(batch_norm=True, norm="batch")
-    first = evaluate(net, prototypes, STREAM[0], STREAM.test(0))
-    again = evaluate(net, prototypes, STREAM[0], STREAM.test(0))
-    assert first == again
+    assert evaluate(net, STREAM[0], TESTS[0]) == evaluate(net, STREAM[0], TESTS[0])
+    first = evaluate_task_free(net, prototypes, STREAM, TESTS)
+    assert first == evaluate_task_free(net, prototypes, STREAM, TESTS)
+
+
+def test_without_the_task_batches_mix_all_tasks():
+    net, _ = learnt()
+    stream = blobs(tasks=3, per_class=40)
+    tests = [task.train for task in stream]  # more images
+    total = sum(map(len, tests))
+    images = torch.cat([test.unit_images(slice(None)) for test in tests])
+    seen = []
+    for index, x in mixed_inputs(net, stream, tests):
+        torch.testing.assert_close(x, images[index])
+        share = (index < len(tests[0])).double().mean()
+        assert len(index) < BATCH or 0.1 < share < 0.6  # a third, give or take
+        seen += index.tolist()
+    assert sorted(seen) == list(range(total)) != seen
+
+
+def test_each_image_is_transformed_as_its_task_is():
+    net, _ = learnt()
+    tasks = [replace(task, transform=lambda x, by=task.id: x + by) for task in STREAM]
+    images = torch.cat([test.unit_images(slice(None)) for test in TESTS])
+    owners = torch.arange(3).repeat_interleave(torch.tensor([len(test) for test in TESTS]))
+    for index, x in mixed_inputs(net, tasks, TESTS):
+        added = owners[index].reshape(-1, *[1] * (x.dim() - 1))
+        torch.testing.assert_close(x, images[index] + added)
 
 
 def test_evaluation_changes_nothing():
     net, prototypes = learnt(batch_norm=True, norm="stored")
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    evaluate(net, prototypes, STREAM[0], STREAM.test(0))
+    evaluate(net, STREAM[0], TESTS[0])
+    evaluate_task_free(net, prototypes, STREAM, TESTS)
     for name, value in net.state_dict().items():
         assert torch.equal(before[name], value), name
     assert isinstance(net, nn.Module)

@@ -174,3 +174,24 @@ def test_runs_judged_on_held_out_images_are_named_so():
     assert same.title == "toys"
     (title, _) = [section.title for section in sections([held, usual])]
     assert title.startswith("toys (held-out)")
+
+
+def test_accuracy_without_the_task_is_marked_if_batches_revealed_it(records):
+    older = [
+        record.model_copy(
+            update={
+                "task_free_batches": "one task",
+                "network_options": {**record.network_options, "batch_norm": True},
+            }
+        )
+        for record in records
+    ]
+    figure = f"{older[0].average_accuracy_task_free:.2f}"
+    for table in (report.comparison, report.means):
+        shown = text(table(older))
+        assert "reveal the task" in shown
+        assert max(map(len, shown.splitlines())) <= 80
+        assert "†" not in text(table(records))
+    assert f"{figure}†" in text(report.comparison(older))
+    assert "reveal the task" in report.markdown(older)
+    assert "†" not in report.markdown(records)

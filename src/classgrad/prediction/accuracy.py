@@ -12,8 +12,9 @@ from classgrad.distributed import world
 from classgrad.networks.network import Network
 from classgrad.tasks import Split, Task, Transform, batches
 
-# With norm=batch, accuracy depends on which images share a batch: always 64 in a fixed order, one
-# task at a time.
+# With norm=batch, accuracy depends on which images share a batch: always 64 in a fixed order. With
+# the task known they are of that task. Otherwise they are of all tasks so far, since the statistics
+# of a batch of one task would reveal it.
 BATCH = 64
 
 # Images per class for a prototype: enough for a mean, and a small share of an epoch.
@@ -53,28 +54,40 @@ class Score:
 
 
 @torch.no_grad()
-def evaluate(
-    net: Network, known: ClassPrototypes, task: Task, test: Split, *, task_free: bool = True
-) -> Score:
-    """Score a network on the test set of a task it has learnt, with and without task identity."""
+def evaluate(net: Network, task: Task, test: Split) -> Score:
+    """Score a network on the test set of a task, with the task known."""
     net.eval()
-    true_ids = known.tasks[task.id][test.labels]
-    correct = torch.zeros(3, len(test), dtype=torch.uint8)
+    correct = torch.zeros(len(test), dtype=torch.uint8)
     for index, x in inputs(net, test, task.transform):
-        candidates = range(len(known.tasks)) if task_free else [task.id]
-        embeddings = dict(zip(candidates, net.embed_each(x, candidates), strict=True))
-        logits = net.classify(embeddings[task.id], task.id)[:, : task.classes]
-        correct[0, index] = is_correct(logits.argmax(1) == test.labels[index])
-        if task_free:
-            by_confidence, by_prototype = predict_task_free(net, known, embeddings)
-            correct[1, index] = is_correct(by_confidence == true_ids[index])
-            correct[2, index] = is_correct(by_prototype == true_ids[index])
-    task_known, by_confidence, by_prototype = world().sum(correct)
-    per_class = [task_known[test.labels.cpu() == label] for label in range(task.classes)]
+        logits = net(x, task.id)[:, : task.classes]
+        correct[index] = is_correct(logits.argmax(1) == test.labels[index])
+    correct = world().sum(correct)
+    per_class = [correct[test.labels.cpu() == label] for label in range(task.classes)]
     by_class = [_percent(samples) if len(samples) else None for samples in per_class]
-    if not task_free:
-        return Score(_percent(task_known), by_class)
-    return Score(_percent(task_known), by_class, _percent(by_confidence), _percent(by_prototype))
+    return Score(_percent(correct), by_class)
+
+
+@torch.no_grad()
+def evaluate_task_free(
+    net: Network, known: ClassPrototypes, tasks: Sequence[Task], tests: Sequence[Split]
+) -> list[dict[str, float]]:
+    """Return the task-free accuracies on each test set, measured on batches that mix all tasks."""
+    net.eval()
+    true_ids = torch.cat(
+        [known.tasks[t.id][test.labels] for t, test in zip(tasks, tests, strict=True)]
+    )
+    sizes = [len(test) for test in tests]
+    correct = torch.zeros(2, sum(sizes), dtype=torch.uint8)
+    for index, x in mixed_inputs(net, tasks, tests):
+        candidates = range(len(known.tasks))
+        embeddings = dict(zip(candidates, net.embed_each(x, candidates), strict=True))
+        for row, ids in enumerate(predict_task_free(net, known, embeddings)):
+            correct[row, index] = is_correct(ids == true_ids[index])
+    by_confidence, by_prototype = (row.split(sizes) for row in world().sum(correct))
+    return [
+        {"by_confidence": _percent(confident), "by_prototype": _percent(nearest)}
+        for confident, nearest in zip(by_confidence, by_prototype, strict=True)
+    ]
 
 
 def predict_task_free(
@@ -132,6 +145,27 @@ def inputs(net: Network, split: Split, transform: Transform):  # type: ignore[no
     dtype = next(net.parameters()).dtype
     for index in world().take_turns(batches(len(split), BATCH)):
         yield index, transform(split.unit_images(index, dtype))
+
+
+def mixed_inputs(  # type: ignore[no-untyped-def]
+    net: Network, tasks: Sequence[Task], tests: Sequence[Split]
+):
+    """Yield (indices, network inputs) of batches of all test sets together, shuffled alike always.
+
+    An index counts through the test sets one after another.
+    """
+    dtype = next(net.parameters()).dtype
+    sizes = [len(test) for test in tests]
+    owners = torch.arange(len(tests)).repeat_interleave(torch.tensor(sizes))
+    places = torch.cat([torch.arange(size) for size in sizes])
+    shuffled = batches(len(places), BATCH, torch.Generator().manual_seed(0))
+    for batch in world().take_turns(shuffled):
+        index = batch.sort().values  # grouped by task, as transforms are
+        parts = []
+        for number in owners[index].unique().tolist():
+            of_task = places[index[owners[index] == number]]
+            parts.append(tasks[number].transform(tests[number].unit_images(of_task, dtype)))
+        yield index, torch.cat(parts)
 
 
 def is_correct(matches: Tensor) -> Tensor:

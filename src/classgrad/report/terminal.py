@@ -11,6 +11,8 @@ from classgrad.report.records import grouped, has_grown, label, stream_name
 from classgrad.report.text import markdown_table, size
 from classgrad.runs.record import RunRecord, mean_std
 
+REVEALED = "†"
+REVEALED_NOTE = f"{REVEALED} too high: measured on batches of one task each, which reveal the task"
 SHORT = {"no task: conf.": "conf.", "no task: proto.": "proto.", "capacity": "size"}
 
 
@@ -25,13 +27,18 @@ def figures(runs: Sequence[RunRecord], grown: bool, digits: int = 1) -> dict[str
         figure = mean_std(getattr(run, name) for run in runs)
         return figure.text(signed, digits).replace("−", "-") if figure else "-"
 
+    def task_free(name: str) -> str:
+        figure = text(name)
+        revealed = figure != "-" and any(run.reveals_task for run in runs)
+        return figure + REVEALED if revealed else figure
+
     known = [run.capacity for run in runs if run.capacity is not None]
     capacity = f"{statistics.mean(known):.0f} %" if known else "-"
     return {
         "ACC %": text("average_accuracy"),
         "BWT": text("backward_transfer", signed=True),
-        "no task: conf.": text("average_accuracy_task_free"),
-        "no task: proto.": text("average_accuracy_task_free_prototypes"),
+        "no task: conf.": task_free("average_accuracy_task_free"),
+        "no task: proto.": task_free("average_accuracy_task_free_prototypes"),
         "seconds": f"{statistics.mean(run.seconds.total for run in runs):.1f}",
         "memory": size(round(statistics.mean(run.memory_bytes for run in runs))),
         **({"capacity": capacity} if grown else {}),
@@ -53,8 +60,9 @@ def comparison(records: Sequence[RunRecord]) -> Table:
     for heading in figures(records[:1], grown):
         shown = heading if common else SHORT.get(heading, heading)
         table.add_column(shown, justify="right", no_wrap=not common)
-    if not common:
-        table.caption = "conf., proto.: ACC without the task, by confidence and by prototypes"
+    meaning = "conf., proto.: ACC without the task, by confidence and by prototypes"
+    captions = [*([] if common else [meaning]), *revealed_note(records)]
+    table.caption = "\n".join(captions) or None
     for record in records:
         table.add_row(
             record.method_name,
@@ -63,6 +71,12 @@ def comparison(records: Sequence[RunRecord]) -> Table:
             *figures([record], grown, digits=2).values(),
         )
     return table
+
+
+def revealed_note(records: Sequence[RunRecord]) -> list[str]:
+    """Return what the mark of task-free figures means, if a table of these records has any."""
+    marked = any(r.reveals_task and r.average_accuracy_task_free is not None for r in records)
+    return [REVEALED_NOTE] if marked else []
 
 
 @dataclass(frozen=True)
@@ -96,6 +110,7 @@ def means(records: Sequence[RunRecord]) -> Table:
     seeds = sorted({record.seed for record in records})
     title = f"{', '.join(streams)}, mean of seeds {', '.join(map(str, seeds))}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.caption = "\n".join(revealed_note(records)) or None
     for heading in headings:
         table.add_column(heading, justify="left" if heading in ("method", "benchmark") else "right")
     for line in lines:
@@ -111,7 +126,8 @@ def markdown(records: Sequence[RunRecord]) -> str:
         return -float(accuracy.split()[0]) if accuracy != "-" else 0.0
 
     lines = _lines(sorted(summaries(records), key=sort_key))
-    return markdown_table(lines, names=lines[0].index("ACC %"))
+    table = markdown_table(lines, names=lines[0].index("ACC %"))
+    return "".join([table, *(f"\n{note}.\n" for note in revealed_note(records))])
 
 
 def _lines(rows: Sequence[Summary]) -> list[list[str]]:

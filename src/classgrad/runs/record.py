@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
@@ -133,6 +133,8 @@ class RunRecord(Part):
     average_accuracy: float | None = None
     average_accuracy_task_free: float | None = None
     average_accuracy_task_free_prototypes: float | None = None
+    # Whether task-free accuracy was measured on batches that mix tasks; not so in older records.
+    task_free_batches: Literal["mixed", "one task"] = "one task"
     backward_transfer: float | None = None
     forgetting: float | None = None
     forward_transfer: float | None = None
@@ -159,6 +161,13 @@ class RunRecord(Part):
         if any(len(layer.groups) != len(layer.cosines) for layer in self.layers):
             raise ValueError("groups and cosines of a layer differ in number")
         return self
+
+    @property
+    def reveals_task(self) -> bool:
+        """Whether task-free accuracy is too high: BatchNorm saw batches of one task each."""
+        options = self.network_options
+        uses_batches = options.get("norm") == "batch" and options.get("batch_norm", True)
+        return self.task_free_batches == "one task" and bool(uses_batches)
 
     @property
     def method_name(self) -> str:

@@ -24,7 +24,13 @@ from classgrad.methods import METHODS
 from classgrad.methods.base import Method
 from classgrad.methods.saved_state import refuse_stateless
 from classgrad.networks.network import Network
-from classgrad.prediction.accuracy import ClassPrototypes, Score, accuracy, evaluate
+from classgrad.prediction.accuracy import (
+    ClassPrototypes,
+    Score,
+    accuracy,
+    evaluate,
+    evaluate_task_free,
+)
 from classgrad.runs.events import Events
 from classgrad.runs.record import (
     FILE_NAME,
@@ -213,6 +219,7 @@ class Run:
             tasks=[task.name for task in self.stream],
             data_notes=list(self.stream.notes),
             precision=precision,
+            task_free_batches="mixed",
             versions=versions(),
         )
 
@@ -313,7 +320,7 @@ class Run:
             measured = range(number + 1) if last or not self.method.joint else range(0)
             when = self.plan.training.task_free
             task_free = when == "every" or (when == "end" and last)
-            self.scores.append([self.score(j, task_free) for j in measured])
+            self.scores.append(self.measure(measured, task_free))
         self.update_record()
 
     def observe(self, at: Progress) -> None:
@@ -337,10 +344,14 @@ class Run:
 
     # What is measured.
 
-    def score(self, number: int, task_free: bool) -> Score:
-        """Measure one of the tasks learnt so far."""
-        task, test = self.stream[number], self.stream.test(number)
-        return evaluate(self.net, self.session.prototypes, task, test, task_free=task_free)
+    def measure(self, numbers: Sequence[int], task_free: bool) -> list[Score]:
+        """Measure tasks that were learnt."""
+        tasks, tests = [self.stream[j] for j in numbers], [self.stream.test(j) for j in numbers]
+        scores = [evaluate(self.net, *one) for one in zip(tasks, tests, strict=True)]
+        if not task_free or not scores:
+            return scores
+        without = evaluate_task_free(self.net, self.session.prototypes, tasks, tests)
+        return [replace(score, **more) for score, more in zip(scores, without, strict=True)]
 
     def measure_before_learning(self, number: int) -> None:
         """Measure a task before it is learnt, as a shared head allows, for forward transfer."""

@@ -146,8 +146,16 @@ def published(seed, accuracy, label="CGP", **changes):
     experiment = experiments.load("cifar100")
     plan = experiment.plans("fast", [seed])[label][0].as_dict()
     return record(**{"accuracies": ((accuracy,),), **plan, "method": "x"}).model_copy(
-        update={**plan, "backward_transfer": -0.5, **changes}
+        update={**plan, "backward_transfer": -0.5, "task_free_batches": "mixed", **changes}
     )
+
+
+def test_accuracy_without_the_task_says_if_batches_revealed_it():
+    older = published(1, 60.0, task_free_batches="one task")
+    root = parsed(page([older, published(1, 60.0, "GPM, own rate")]))
+    said = [small.text for small in root.one("table", class_="sortable").all("small")]
+    assert said == ["batches of one task"]  # by confidence, of one row
+    assert "BatchNorm saw the task" in root.text
 
 
 def test_the_papers_figures_are_beside_those_that_repeat_them():

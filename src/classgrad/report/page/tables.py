@@ -5,7 +5,7 @@ import io
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from classgrad.errors import UserError
@@ -89,6 +89,7 @@ MEANINGS = {
     "the end, in points; negative means forgetting.",
     "no task": "ACC when the task of an image is unknown: by the most confident head, or by the "
     "nearest prototype of a class.",
+    "batches of one task": "measured as in older versions, and too high: BatchNorm saw the task.",
     "difference": "ACC minus that of the reference, seed by seed, over the seeds both have: mean ± "
     "standard deviation.",
     "paper": "the published figure, and how far the row is from it: ≈ within the tolerance of the "
@@ -128,7 +129,7 @@ def cells(section: Section, row: Row) -> dict[str, Cell]:
     return {
         "ACC %": _figure(row.accuracy),
         "BWT": _figure(transfer, signed=True),
-        **{name: _figure(row.of(key)) for name, key in TASK_FREE.items()},
+        **{name: _task_free(row, key) for name, key in TASK_FREE.items()},
         "difference": _figure(difference, signed=True),
         "paper ACC": _published(row, row.accuracy, "accuracy"),
         "paper BWT": _published(row, transfer, "transfer", signed=True),
@@ -141,6 +142,13 @@ def cells(section: Section, row: Row) -> dict[str, Cell]:
 
 def _figure(figure: MeanStd | None, signed: bool = False) -> Cell:
     return Cell(figure.text(signed), figure.mean) if figure else Cell(NONE)
+
+
+def _task_free(row: Row, name: str) -> Cell:
+    """Return accuracy without the task, with a remark if batches revealed the task."""
+    cell = _figure(row.of(name))
+    revealed = cell.value is not None and any(run.reveals_task for run in row.counted)
+    return replace(cell, remark="batches of one task") if revealed else cell
 
 
 def _published(row: Row, measured: MeanStd | None, name: str, signed: bool = False) -> Cell:
@@ -175,8 +183,9 @@ def badges(section: Section, row: Row) -> list[str]:
 
 
 def meanings(section: Section) -> list[tuple[str, str]]:
-    """Return the columns of a section with their meanings."""
+    """Return the columns and remarks of a section with their meanings."""
     names = " ".join(columns(section))
+    names += " ".join(cell.remark for row in section.rows for cell in cells(section, row).values())
     return [(word, text) for word, text in MEANINGS.items() if word in names]
 
 
@@ -220,6 +229,7 @@ HEAD = ["benchmark", "method", "complete", "seeds", "acc", "acc_sd", "bwt", "bwt
 HEAD += ["no_task_confidence", "no_task_confidence_sd", "no_task_prototypes"]
 HEAD += ["no_task_prototypes_sd", "difference", "difference_sd", "reference", "paper_acc"]
 HEAD += ["paper_acc_repeated", "paper_bwt", "paper_bwt_repeated", "seconds", "memory_bytes"]
+HEAD += ["no_task_reveals_task"]
 
 
 def comma_separated(sections: Sequence[Section]) -> str:
@@ -249,5 +259,5 @@ def _fields(section: Section, row: Row) -> list[object]:
         *pair(None if row is section.reference else section.difference(row)),
         section.reference.label,
         *published,
-        *(row.seconds, row.memory),
+        *(row.seconds, row.memory, any(run.reveals_task for run in row.counted)),
     ]
