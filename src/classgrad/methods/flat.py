@@ -1,12 +1,21 @@
-"""Gradients of many parameters as one vector, for methods that compare and combine them."""
+"""Gradients of many parameters as one vector, for methods that compare and combine them.
 
+Where a step needs no more than inner products and sums, gradients stay one tensor per parameter:
+copies of all of them take a noticeable part of it.
+"""
+
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-# Columns of float32 vectors that are converted to float64 at a time for a product.
-COLUMNS = 1 << 18
+# Columns of float32 vectors that are converted to float64 at a time for a product; few, so that
+# those of several vectors fit in a cache of 2 MB.
+COLUMNS = 1 << 15
+
+# Factors in this range lose nothing in float32.
+SAFE_FACTORS = 1e-30, 1e30
 
 
 def gather(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> Tensor:
@@ -38,13 +47,31 @@ def write(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
         p.grad.copy_(part)
 
 
-def products(left: Tensor, right: Tensor) -> Tensor:
-    """Rows (m x d) and rows (n x d) -> their inner products (m x n) in float64, on the CPU.
+def gram(vectors: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Return the inner products of n vectors (n x n, float64, on the CPU).
 
-    In float32 the squares of tiny gradients, as of a well-learnt task, underflow, and a Gram matrix
-    can have negative eigenvalues.
+    A vector is a list of tensors, whose shapes are the same for all vectors. In float32 the squares
+    of tiny gradients, as of a well-learnt task, underflow, and a Gram matrix can have negative
+    eigenvalues.
     """
-    total = torch.zeros(len(left), len(right), dtype=torch.float64)
-    for a, b in zip(left.split(COLUMNS, dim=1), right.split(COLUMNS, dim=1), strict=True):
-        total += a.cpu().double() @ b.cpu().double().T
+    total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
+    buffer = torch.empty(len(vectors), COLUMNS, dtype=torch.float64)
+    for parts in zip(*vectors, strict=True):
+        for columns in zip(*(part.flatten().split(COLUMNS) for part in parts), strict=True):
+            rows = buffer[:, : len(columns[0])]
+            for row, column in zip(rows, columns, strict=True):
+                row.copy_(column.detach().cpu())
+            total += rows @ rows.T
     return total
+
+
+def add_(vector: list[Tensor], rows: Sequence[list[Tensor]], factors: Tensor) -> None:
+    """Add rows times factors to a vector, in place; each is a list of tensors."""
+    least, most = SAFE_FACTORS
+    for row, factor in zip(rows, factors.tolist(), strict=True):
+        if factor == 0:
+            continue
+        if not least < abs(factor) < most:  # the row is tiny or huge, and its product is not
+            root = math.sqrt(abs(factor))
+            row, factor = list(torch._foreach_mul(row, root)), math.copysign(root, factor)
+        torch._foreach_add_(vector, row, alpha=factor)

@@ -9,6 +9,7 @@ import torch
 from classgrad.errors import UserError
 from classgrad.methods import AGEM
 from classgrad.methods.replay.agem import spare
+from classgrad.methods.replay.base import correct_
 from oracles.models import normal
 from oracles.replay import (
     backward,
@@ -22,13 +23,21 @@ from oracles.replay import (
 from streams import blobs
 
 
+def spared(gradient, reference):
+    """The gradient after a correction, in two parts, and whether it was corrected."""
+    result = gradient.clone()
+    parts, rows = [result[:1], result[1:]], [reference[:1], reference[1:]]
+    return result, correct_(parts, [rows], spare)
+
+
 def test_the_projection_equals_its_formula():
     turned = 0
     for seed in range(50):
         g, reference = normal(30, seed=2 * seed), normal(30, seed=2 * seed + 1)
-        result = spare(g, reference)
-        if float(g @ reference) >= 0:
-            assert result is g
+        result, corrected = spared(g, reference)
+        assert corrected == (float(g @ reference) < 0)
+        if not corrected:
+            assert torch.equal(result, g)
             continue
         turned += 1
         a, b = g.numpy(), reference.numpy()
@@ -40,13 +49,17 @@ def test_the_projection_equals_its_formula():
 @pytest.mark.parametrize("size", [1e-42, 1e-30, 1.0, 1e30])
 def test_the_length_of_the_reference_does_not_matter(size):
     reference = torch.tensor([0.0, -size, -size])
-    result = spare(torch.tensor([1.0, 1.0, 3.0]), reference)
+    result, corrected = spared(torch.tensor([1.0, 1.0, 3.0]), reference)
+    assert corrected
     assert result.tolist() == pytest.approx([1.0, -1.0, 1.0], rel=1e-6)
 
 
-def test_no_reference_no_change():
-    g = normal(5)
-    assert spare(g, torch.zeros(5, dtype=torch.float64)) is g
+@pytest.mark.parametrize("size", [0.0, 1e-200])
+def test_no_reference_no_change(size):
+    g = normal(5).abs()
+    result, corrected = spared(g, torch.full((5,), -size, dtype=torch.float64))
+    assert not corrected
+    assert torch.equal(result, g)
 
 
 @pytest.mark.parametrize("heads", ["task", "shared"])

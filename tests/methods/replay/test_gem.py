@@ -1,5 +1,7 @@
 """GEM: the closest gradient within the constraints, by brute force and in training."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from classgrad.errors import UserError
 from classgrad.methods import GEM
+from classgrad.methods.replay.base import correct_
 from classgrad.methods.replay.gem import closest_within, minimise_above
 from oracles.models import normal
 from oracles.replay import (
@@ -33,10 +36,16 @@ def case(seed):
     return rng.standard_normal(size), rng.standard_normal((count, size))
 
 
+def corrected(gradient, rows, margin, ridge):
+    """The gradient after a correction, and whether it was left alone."""
+    result = gradient.clone()
+    correction = partial(closest_within, margin=margin, ridge=ridge)
+    return result, not correct_([result], [[row] for row in rows], correction)
+
+
 def found_for(g, rows, margin, ridge):
-    gradient = torch.from_numpy(g)
-    result = closest_within(gradient, torch.from_numpy(rows), margin, ridge)
-    return result.numpy(), result is gradient
+    result, same = corrected(torch.from_numpy(g), torch.from_numpy(rows), margin, ridge)
+    return result.numpy(), same
 
 
 def test_without_margin_it_is_the_projection_onto_the_cone():
@@ -81,7 +90,7 @@ def test_constraints_that_hold_leave_the_gradient_alone_whatever_the_margin():
 def test_equal_and_tiny_gradients_of_tasks_do_no_harm():
     for size in (1e-30, 1e-3, 1e4):
         rows = (normal(1, 6).repeat(4, 1) * size).float()
-        result = closest_within(-rows[0] / size, rows, 0.5, 1e-3)
+        result, _ = corrected(-rows[0] / size, rows, 0.5, 1e-3)
         assert result.isfinite().all()
         assert result.norm() <= 10 * (1 + 2 * size)
 
@@ -179,7 +188,7 @@ def test_the_margin_goes_by_its_alias_too():
 def test_gradients_that_are_no_numbers_are_refused_in_one_line(bad):
     gradient, rows = torch.tensor([1.0, -1.0]), torch.tensor([[-1.0, 0.0], [0.0, bad]])
     with pytest.raises(UserError, match="lower learning_rate"):
-        closest_within(gradient, rows, margin=0.5, ridge=1e-3)
+        corrected(gradient, rows, margin=0.5, ridge=1e-3)
 
 
 # The quadratic programme, against every active set and by its optimality conditions

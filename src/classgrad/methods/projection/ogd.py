@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from classgrad.core.projector import TrustedOptimizers
 from classgrad.methods.base import LayerRank, Method, Step
-from classgrad.methods.flat import gather, products, split, write
+from classgrad.methods.flat import gather, gram, split, write
 from classgrad.methods.projection.base import COLLECT_BATCH
 from classgrad.networks.network import Network
 from classgrad.tasks import Task, batches
@@ -169,7 +169,7 @@ def orthonormal(rows: Tensor) -> Tensor:
     They are products of the rows with the eigenvectors of the small m x m Gram matrix, divided by
     the roots of its eigenvalues.
     """
-    values, vectors = torch.linalg.eigh(products(rows, rows))
+    values, vectors = torch.linalg.eigh(gram([[row] for row in rows]))
     kept = values > DEPENDENT
     directions: Tensor = (vectors[:, kept] / values[kept].sqrt()).T.to(rows) @ rows
     return directions

@@ -18,8 +18,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from classgrad.methods.base import Step
-from classgrad.methods.flat import products
-from classgrad.methods.replay.base import Episodic
+from classgrad.methods.replay.base import Episodic, Gradient
 from classgrad.networks.network import Network
 
 
@@ -30,24 +29,20 @@ class AGEM(Episodic):
     summary: ClassVar[str] = "A-GEM: gradients that spare the memory's mean loss (ICLR 2019)"
     parallel: ClassVar[bool] = True
 
-    def references(self, net: Network, step: Step) -> Tensor | None:
+    def references(self, net: Network, step: Step) -> list[Gradient]:
         """Return g_ref, the gradient of the loss of a batch from the memory."""
         parts = self.draw(step)
-        return self.gradient_of(self.batch_loss(net, parts), step)[None] if parts else None
+        return [self.gradient_of(self.batch_loss(net, parts), step)] if parts else []
 
-    def corrected(self, gradient: Tensor, references: Tensor) -> Tensor:
+    def correction(self, along: Tensor, square: Tensor) -> Tensor | None:
         """Project the gradient if it points against that of the memory."""
-        return spare(gradient, references[0])
+        return spare(along, square)
 
-    def closest(self, direction: Tensor, references: Tensor) -> Tensor:
+    def closest(self, along: Tensor, square: Tensor) -> Tensor | None:
         """Project a direction in the same way."""
-        return spare(direction, references[0])
+        return spare(along, square)
 
 
-def spare(gradient: Tensor, reference: Tensor) -> Tensor:
-    """Return g - (gᵀ g_ref / g_refᵀ g_ref) g_ref if gᵀ g_ref < 0, else g itself."""
-    if float(products(gradient[None], reference[None])) >= 0:
-        return gradient
-    reference = reference / reference.abs().max()  # its length does not matter, but may be tiny
-    along, square = (float(products(one[None], reference[None])) for one in (gradient, reference))
-    return gradient - along / square * reference
+def spare(along: Tensor, square: Tensor) -> Tensor | None:
+    """Return -gᵀ g_ref / g_refᵀ g_ref (1) from the two products if gᵀ g_ref < 0, else None."""
+    return None if along >= 0 or square == 0 else -along / square[0]

@@ -14,7 +14,7 @@ learnt, those of earlier tasks are recalibrated on their kept samples.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -24,11 +24,13 @@ from torch.nn import functional
 
 from classgrad.errors import UserError
 from classgrad.methods.base import Fit, Method, Step
-from classgrad.methods.flat import gather, split, write
+from classgrad.methods.flat import add_, gather, gram, split
 from classgrad.methods.replay.buffer import EqualShares, Part, ReplayMemory
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
 from classgrad.tasks import Task, Transform
+
+Gradient = list[Tensor]  # one tensor for each trained parameter
 
 # Fewest kept samples from which the stored statistics of a task are measured again.
 RECALIBRATION_SAMPLES = 8
@@ -153,8 +155,8 @@ class Episodic(Rehearsal):
         description="what is kept from raising the memory's loss: the step taken, or its gradient",
     )
 
-    # During a step only: the memory's gradients (rows), and the weights before the step.
-    _references: Tensor | None = PrivateAttr(default=None)
+    # During a step only: the memory's gradients, and the weights before the step.
+    _references: list[Gradient] = PrivateAttr(default_factory=list)
     _before: list[Tensor] = PrivateAttr(default_factory=list)
 
     def empty_memory(self) -> EqualShares:
@@ -176,27 +178,32 @@ class Episodic(Rehearsal):
         self._memory.add(task.id, task.train, generator)
 
     @abstractmethod
-    def references(self, net: Network, step: Step) -> Tensor | None:
-        """Return the gradients of the memory's losses, as rows; None without a memory."""
+    def references(self, net: Network, step: Step) -> list[Gradient]:
+        """Return the gradients of the memory's losses; none without a memory."""
 
     @abstractmethod
-    def corrected(self, gradient: Tensor, references: Tensor) -> Tensor:
-        """Return the gradient that the method uses, or `gradient` itself if it needs no change."""
+    def correction(self, along: Tensor, square: Tensor) -> Tensor | None:
+        """Return the v of g + Gᵀ v, the gradient that the method uses; None if that is g itself.
+
+        The rows of G are the references; `along` is G g (n), `square` is G Gᵀ (n x n), in float64.
+        """
 
     @abstractmethod
-    def closest(self, direction: Tensor, references: Tensor) -> Tensor:
-        """Return the closest direction with no negative product with a row, or the same object."""
+    def closest(self, along: Tensor, square: Tensor) -> Tensor | None:
+        """Return the v of the closest direction to g that has no negative product with a row."""
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
         """Correct a gradient that points against those of the memory."""
         references = self.references(net, step)
-        if references is None:
+        if not references:
             return
         parameters = moved(step)
-        gradient = gather(parameters, [p.grad for p in parameters])
-        corrected = self.corrected(gradient, references)
-        if corrected is not gradient:
-            write(parameters, corrected)
+        gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        if correct_(gradient, references, self.correction):
+            for parameter, part in zip(parameters, gradient, strict=True):
+                # What would get zeros stays without a gradient: optimisers then skip it.
+                if parameter.grad is None and part.any():
+                    parameter.grad = part
         if self.constrain == "step":
             self._references = references
             self._before = [p.detach().clone() for p in parameters]
@@ -205,28 +212,40 @@ class Episodic(Rehearsal):
     def after_step(self, net: Network, step: Step) -> None:
         """Correct a step that would raise the memory's loss to first order."""
         references, before = self._references, self._before
-        self._references, self._before = None, []
-        if references is None:
+        self._references, self._before = [], []
+        if not references:
             return
         parameters = moved(step)
         # Of the sign of a gradient: the step is its negative.
-        taken = gather(parameters, [b - p for b, p in zip(before, parameters, strict=True)])
-        allowed = self.closest(taken, references)
-        if allowed is taken:
-            return
-        for parameter, start, part in zip(
-            parameters, before, split(parameters, allowed), strict=True
-        ):
-            torch.sub(start, part, out=parameter.data)
+        taken = [b - p for b, p in zip(before, parameters, strict=True)]
+        if correct_(taken, references, self.closest):
+            for parameter, start, part in zip(parameters, before, taken, strict=True):
+                torch.sub(start, part, out=parameter.data)
 
-    def gradient_of(self, loss: Tensor, step: Step) -> Tensor:
-        """Return the gradient of a loss for all trained parameters, as one vector."""
+    def gradient_of(self, loss: Tensor, step: Step) -> Gradient:
+        """Return the gradient of a loss for all trained parameters."""
         value = float(self.processes.mean(loss.detach()))
         if not math.isfinite(value):
             raise UserError(f"the loss of kept samples is {value}: lower learning_rate")
         parameters = moved(step)
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        return self.processes.mean(gather(parameters, gradients))
+        gradient = list(torch.autograd.grad(loss, parameters, materialize_grads=True))
+        if self.processes.size == 1:
+            return gradient
+        return split(parameters, self.processes.mean(gather(parameters, gradient)))
+
+
+def correct_(
+    gradient: Gradient,
+    references: Sequence[Gradient],
+    correction: Callable[[Tensor, Tensor], Tensor | None],
+) -> bool:
+    """Correct a gradient in place, and tell whether it needed that."""
+    products = gram([gradient, *references])
+    factors = correction(products[1:, 0], products[1:, 1:])
+    if factors is None:
+        return False
+    add_(gradient, references, factors)
+    return True
 
 
 def moved(step: Step) -> list[nn.Parameter]:

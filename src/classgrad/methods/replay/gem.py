@@ -29,8 +29,7 @@ from torch import Tensor
 
 from classgrad.errors import UserError
 from classgrad.methods.base import Step
-from classgrad.methods.flat import products
-from classgrad.methods.replay.base import Episodic
+from classgrad.methods.replay.base import Episodic, Gradient
 from classgrad.networks.network import Network
 
 
@@ -54,22 +53,20 @@ class GEM(Episodic):
     if TYPE_CHECKING:  # aliases, see Settings
         gamma: InitVar[float] = margin
 
-    def references(self, net: Network, step: Step) -> Tensor | None:
+    def references(self, net: Network, step: Step) -> list[Gradient]:
         """Return the rows g_k, one for each finished task."""
         tasks = self._memory.tasks(least=self._least)
-        if not tasks:
-            return None
-        return torch.stack([self.task_gradient(net, task, step) for task in tasks])
+        return [self.task_gradient(net, task, step) for task in tasks]
 
-    def corrected(self, gradient: Tensor, references: Tensor) -> Tensor:
+    def correction(self, along: Tensor, square: Tensor) -> Tensor | None:
         """Replace the gradient if it points against that of a finished task."""
-        return closest_within(gradient, references, self.margin, self.ridge)
+        return closest_within(along, square, self.margin, self.ridge)
 
-    def closest(self, direction: Tensor, references: Tensor) -> Tensor:
+    def closest(self, along: Tensor, square: Tensor) -> Tensor | None:
         """Project a direction onto the cone of those that raise the loss of no finished task."""
-        return closest_within(direction, references)
+        return closest_within(along, square)
 
-    def task_gradient(self, net: Network, task: int, step: Step) -> Tensor:
+    def task_gradient(self, net: Network, task: int, step: Step) -> Gradient:
         """Return g_k, the gradient of the mean loss over kept samples of a task."""
         count = len(self._memory.parts[task])
         if self.memory_batch:
@@ -79,19 +76,18 @@ class GEM(Episodic):
 
 
 def closest_within(
-    gradient: Tensor, rows: Tensor, margin: float = 0.0, ridge: float = 0.0
-) -> Tensor:
-    """Return g̃ = Gᵀ v + g for the rows G, or g itself if G g >= 0."""
-    along = products(rows, gradient[None]).flatten()
+    along: Tensor, square: Tensor, margin: float = 0.0, ridge: float = 0.0
+) -> Tensor | None:
+    """Return the v of g̃ = Gᵀ v + g from G g and G Gᵀ, or None if G g >= 0."""
     if (along >= 0).all():
-        return gradient
-    square = products(rows, rows)
+        return None
     if not square.isfinite().all():
         raise UserError("the gradient of kept samples is not a finite number: lower learning_rate")
-    square.diagonal().add_(ridge)
+    square = square + ridge * torch.eye(len(square), dtype=square.dtype)
     kept = square.diagonal() > 0  # without a ridge, a row of zeros constrains nothing
-    v = minimise_above(square[kept][:, kept], along[kept], margin)
-    return gradient + v.to(gradient) @ rows[kept]
+    v = torch.zeros_like(along)
+    v[kept] = minimise_above(square[kept][:, kept], along[kept], margin)
+    return v
 
 
 def minimise_above(q: Tensor, c: Tensor, lower: float = 0.0) -> Tensor:
