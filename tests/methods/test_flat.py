@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from classgrad.methods.flat import add_, gather, gram, write
+from classgrad.methods.flat import add_, gather, gram, inner, write
 from oracles.models import built, normal
 
 
@@ -40,6 +40,7 @@ def test_inner_products_are_exact_for_tiny_and_long_float32_vectors():
     lists = [[row[:150_000].view(3, -1), row[150_000:]] for row in rows]
     exact = rows.double() @ rows.double().T
     assert torch.allclose(gram(lists), exact, rtol=1e-12, atol=1e-9)
+    assert torch.allclose(inner(lists[:2], lists[2]), exact[:2, 2], rtol=1e-12, atol=1e-9)
     tiny = [torch.full((4,), 1e-30)]
     assert abs(float(gram([tiny])) / 4e-60 - 1) < 1e-6
 

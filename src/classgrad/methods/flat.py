@@ -5,7 +5,7 @@ copies of all of them take a noticeable part of it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -55,14 +55,28 @@ def gram(vectors: Sequence[Sequence[Tensor]]) -> Tensor:
     eigenvalues.
     """
     total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
+    for rows in _columns(vectors):
+        total += rows @ rows.T
+    return total
+
+
+def inner(vectors: Sequence[Sequence[Tensor]], vector: Sequence[Tensor]) -> Tensor:
+    """Return the inner products of n vectors with one (n, float64, on the CPU)."""
+    total = torch.zeros(len(vectors), dtype=torch.float64)
+    for rows in _columns([*vectors, vector]):
+        total += rows[:-1] @ rows[-1]
+    return total
+
+
+def _columns(vectors: Sequence[Sequence[Tensor]]) -> Iterator[Tensor]:
+    """Yield columns of the matrix whose rows are the vectors, in float64; valid until the next."""
     buffer = torch.empty(len(vectors), COLUMNS, dtype=torch.float64)
     for parts in zip(*vectors, strict=True):
         for columns in zip(*(part.flatten().split(COLUMNS) for part in parts), strict=True):
             rows = buffer[:, : len(columns[0])]
             for row, column in zip(rows, columns, strict=True):
                 row.copy_(column.detach().cpu())
-            total += rows @ rows.T
-    return total
+            yield rows
 
 
 def add_(vector: list[Tensor], rows: Sequence[list[Tensor]], factors: Tensor) -> None:

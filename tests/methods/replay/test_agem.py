@@ -8,6 +8,7 @@ import torch
 
 from classgrad.errors import UserError
 from classgrad.methods import AGEM
+from classgrad.methods.flat import gram, inner
 from classgrad.methods.replay.agem import spare
 from classgrad.methods.replay.base import correct_
 from oracles.models import normal
@@ -27,7 +28,8 @@ def spared(gradient, reference):
     """The gradient after a correction, in two parts, and whether it was corrected."""
     result = gradient.clone()
     parts, rows = [result[:1], result[1:]], [reference[:1], reference[1:]]
-    return result, correct_(parts, [rows], spare)
+    factors = spare(inner([rows], parts), gram([rows]))
+    return result, correct_(parts, [rows], factors)
 
 
 def test_the_projection_equals_its_formula():

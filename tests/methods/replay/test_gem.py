@@ -1,7 +1,5 @@
 """GEM: the closest gradient within the constraints, by brute force and in training."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -10,6 +8,7 @@ from hypothesis import strategies as st
 
 from classgrad.errors import UserError
 from classgrad.methods import GEM
+from classgrad.methods.flat import gram, inner
 from classgrad.methods.replay.base import correct_
 from classgrad.methods.replay.gem import closest_within, minimise_above
 from oracles.models import normal
@@ -39,8 +38,9 @@ def case(seed):
 def corrected(gradient, rows, margin, ridge):
     """The gradient after a correction, and whether it was left alone."""
     result = gradient.clone()
-    correction = partial(closest_within, margin=margin, ridge=ridge)
-    return result, not correct_([result], [[row] for row in rows], correction)
+    rows = [[row] for row in rows]
+    factors = closest_within(inner(rows, [result]), gram(rows), margin, ridge)
+    return result, not correct_([result], rows, factors)
 
 
 def found_for(g, rows, margin, ridge):

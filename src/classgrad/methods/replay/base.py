@@ -14,7 +14,7 @@ learnt, those of earlier tasks are recalibrated on their kept samples.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from classgrad.errors import UserError
 from classgrad.methods.base import Fit, Method, Step
-from classgrad.methods.flat import add_, gather, gram, split
+from classgrad.methods.flat import add_, gather, gram, inner, split
 from classgrad.methods.replay.buffer import EqualShares, Part, ReplayMemory
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
@@ -155,8 +155,10 @@ class Episodic(Rehearsal):
         description="what is kept from raising the memory's loss: the step taken, or its gradient",
     )
 
-    # During a step only: the memory's gradients, and the weights before the step.
+    # During a step only: the memory's gradients, their products with each other, and the weights
+    # before the step.
     _references: list[Gradient] = PrivateAttr(default_factory=list)
+    _square: Tensor = PrivateAttr(default_factory=lambda: torch.zeros(0, 0))
     _before: list[Tensor] = PrivateAttr(default_factory=list)
 
     def empty_memory(self) -> EqualShares:
@@ -199,13 +201,15 @@ class Episodic(Rehearsal):
             return
         parameters = moved(step)
         gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        if correct_(gradient, references, self.correction):
+        products = gram([gradient, *references])
+        square = products[1:, 1:]
+        if correct_(gradient, references, self.correction(products[1:, 0], square)):
             for parameter, part in zip(parameters, gradient, strict=True):
                 # What would get zeros stays without a gradient: optimisers then skip it.
                 if parameter.grad is None and part.any():
                     parameter.grad = part
         if self.constrain == "step":
-            self._references = references
+            self._references, self._square = references, square
             self._before = [p.detach().clone() for p in parameters]
 
     @torch.no_grad()
@@ -218,7 +222,7 @@ class Episodic(Rehearsal):
         parameters = moved(step)
         # Of the sign of a gradient: the step is its negative.
         taken = [b - p for b, p in zip(before, parameters, strict=True)]
-        if correct_(taken, references, self.closest):
+        if correct_(taken, references, self.closest(inner(references, taken), self._square)):
             for parameter, start, part in zip(parameters, before, taken, strict=True):
                 torch.sub(start, part, out=parameter.data)
 
@@ -234,14 +238,8 @@ class Episodic(Rehearsal):
         return split(parameters, self.processes.mean(gather(parameters, gradient)))
 
 
-def correct_(
-    gradient: Gradient,
-    references: Sequence[Gradient],
-    correction: Callable[[Tensor, Tensor], Tensor | None],
-) -> bool:
-    """Correct a gradient in place, and tell whether it needed that."""
-    products = gram([gradient, *references])
-    factors = correction(products[1:, 0], products[1:, 1:])
+def correct_(gradient: Gradient, references: Sequence[Gradient], factors: Tensor | None) -> bool:
+    """Add references times factors to a gradient, in place, and tell whether there are any."""
     if factors is None:
         return False
     add_(gradient, references, factors)
