@@ -145,6 +145,14 @@ class TaskStream(Sequence[Task]):
         moved._tests = tuple(test.to(device) for test in self._tests)
         return moved
 
+    def with_transforms(self, change: Callable[[Transform], Transform]) -> "TaskStream":
+        """Return the same with the transform of each task changed."""
+        changed = copy(self)
+        changed._tasks = tuple(
+            replace(task, transform=change(task.transform)) for task in self._tasks
+        )
+        return changed
+
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input of the network."""

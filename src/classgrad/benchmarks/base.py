@@ -127,6 +127,18 @@ class Normalise:
         return images.expand(-1, self.channels, -1, -1) if self.channels else images
 
 
+def renormalise(transform: Transform, mean: float, deviation: float) -> Transform:
+    """Return a transform with the normalisation that pretrained weights need, for all channels.
+
+    It takes the place of the data's own; padding and grey channels stay as they are. The network
+    itself could not do so, as every task of a stream may have been normalised in another way. A
+    transform of a user's own, of which nothing is known, is not changed.
+    """
+    if isinstance(transform, Normalise):
+        return Normalise([mean], [deviation], transform.padding, transform.channels)
+    return Normalise([mean], [deviation]) if transform is unchanged else transform
+
+
 def load_both(name: str, root: Path | None, held_out: float | None = None) -> tuple[Images, Images]:
     """Return the training and the test data of a dataset.
 

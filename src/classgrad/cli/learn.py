@@ -11,6 +11,7 @@ from classgrad.cli.options import (
     Device,
     SaveMinutes,
     SaveSteps,
+    Weights,
     parse_settings,
     resumed_without_fresh,
 )
@@ -48,6 +49,7 @@ def learn(
     network: Annotated[
         str | None, typer.Option(help="A network, by default alexnet5; see 'classgrad list'.")
     ] = None,
+    weights: Weights = None,
     model: Model = None,
     method: Annotated[
         str | None, typer.Option("--method", "-m", help="A method, by default cgp.")
@@ -63,7 +65,11 @@ def learn(
     ] = None,
     size: Annotated[
         int | None,
-        typer.Option(min=1, help="Width and height that images are scaled to, by default 32."),
+        typer.Option(
+            min=1,
+            help="Width and height that images are scaled to, by default 32, or what a "
+            "pretrained network needs.",
+        ),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Same seed, same result; by default 1.")
@@ -101,7 +107,7 @@ def learn(
 
     if not task.strip():
         raise UserError("--task is empty: give the task a name")
-    values = parse_settings(settings or [])
+    values = parse_settings(settings or [], weights)
     console = Console(markup=False, highlight=False)
     checkpoints = CheckpointManager(state / LEARNING, minutes=save_minutes, steps=save_steps)
     with resumed_without_fresh(fresh), checkpoints.handle_stop_signals():

@@ -62,6 +62,10 @@ Methods = Annotated[
     str, typer.Option("--method", "-m", help="Methods separated by commas, or all.")
 ]
 NetworkName = Annotated[str | None, typer.Option(help="A network; by default that of the recipe.")]
+Weights = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="First weights of the network: a safetensors file."),
+]
 Recipe = Annotated[str, typer.Option(help="A recipe by name, or a .toml file.")]
 Out = Annotated[
     str, typer.Option(help="Folder for the results, or a URL such as s3://bucket/folder.")
@@ -136,8 +140,10 @@ def parse_seeds(text: str, option: str = "--seed") -> list[int]:
     return seeds
 
 
-def parse_settings(given: list[str]) -> dict[str, Any]:
+def parse_settings(given: list[str], weights: Path | None = None) -> dict[str, Any]:
     """Parse NAME=VALUE pairs; a value is JSON if it parses as such, else a string.
+
+    The file of --weights is one more value.
 
     >>> parse_settings(["eta=0.8", "reading=text", "correct_only=false"])
     {'eta': 0.8, 'reading': 'text', 'correct_only': False}
@@ -150,6 +156,10 @@ def parse_settings(given: list[str]) -> dict[str, Any]:
         if name in values:
             raise UserError(f"--set gives '{name}' twice")
         values[name] = parse_value(text)
+    if weights is not None:
+        if "weights" in values:
+            raise UserError("--weights and --set weights are the same: give one of them")
+        values["weights"] = str(weights)
     return values
 
 

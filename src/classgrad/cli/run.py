@@ -23,6 +23,7 @@ from classgrad.cli.options import (
     Recipe,
     SaveMinutes,
     SaveSteps,
+    Weights,
     make_plans,
     parse_seeds,
     parse_settings,
@@ -55,6 +56,7 @@ def run(
     ] = "permuted-digits",
     method: Methods = "cgp",
     network: NetworkName = None,
+    weights: Weights = None,
     recipe: Recipe = "fast",
     seed: Annotated[
         str,
@@ -134,7 +136,7 @@ def run(
         send = stack.enter_context(message_lines(is_main_process)) if progress == "json" else None
         if tensorboard:
             refuse_missing()
-        values, seeds = parse_settings(settings or []), parse_seeds(seed)
+        values, seeds = parse_settings(settings or [], weights), parse_seeds(seed)
         plans = [
             plan
             for n in seeds

@@ -27,7 +27,7 @@ Model = Annotated[
 ]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be read.")]
 
-NETWORK, METHOD, SIZE, SEED = "alexnet5", "cgp", 32, 1
+NETWORK, METHOD, SEED = "alexnet5", "cgp", 1
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def new_learner(options: LearnerOptions) -> "Learner":
         kind(**settings["method"]),
         network=network,
         network_options=settings.get("network_options"),
-        size=options.size or SIZE,
+        size=options.size,
         training=DEFAULT_TRAINING.replace(**settings["training"]),
         prototypes=not options.no_prototypes,
         seed=seed,

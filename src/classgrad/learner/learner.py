@@ -30,6 +30,7 @@ from classgrad.methods.projection.forecast import Capacity, LayerForecast
 from classgrad.methods.saved_state import restore_method
 from classgrad.networks.adapted import adapted
 from classgrad.networks.network import Network
+from classgrad.networks.weights import with_digest
 from classgrad.prediction.accuracy import ClassPrototypes, inputs
 from classgrad.prediction.calibration import SCORES, Prediction, calibrate, predictions
 from classgrad.seeds import generator
@@ -47,6 +48,7 @@ STORED = {"norm": "stored", "affine": "task"}
 DEFAULT_TRAINING = Training(
     epochs=30, batch_size=32, learning_rate=0.01, momentum=0.9, nesterov=True
 )
+SIZE = 32
 # Midway between black and white, and a typical standard deviation of photographs.
 MEAN, DEVIATION = 0.5, 0.25
 
@@ -59,8 +61,9 @@ class Learner:
     """Learn tasks one after another, and predict the classes of images.
 
     The trunk is any module from inputs to (n, embedding), or `network` names one that comes with
-    classgrad, for pictures of `size` x `size`. Pictures are scaled to [0, 1] and normalised to
-    roughly zero mean and unit deviation; other inputs go to the trunk unchanged. With `precision`,
+    classgrad, for pictures of `size` x `size`, by default 32 or what a pretrained network needs.
+    Pictures are scaled to [0, 1] and normalised to roughly zero mean and unit deviation, or as a
+    pretrained network needs it; other inputs go to the trunk unchanged. With `precision`,
     bfloat16 or float16, the trunk computes its products in it; weights and bases keep their own
     precision. `device` is cpu, cuda or mps; a saved learner can be loaded on any.
 
@@ -80,7 +83,7 @@ class Learner:
         network: str | None = None,
         network_options: Mapping[str, Any] | None = None,
         embedding: int | None = None,
-        size: int = 32,
+        size: int | None = None,
         training: Training | None = None,
         valid_fraction: float = 0.1,
         prototypes: bool = True,
@@ -104,11 +107,19 @@ class Learner:
                 "cgp similarity=1 to learn without prototypes"
             )
         self.network, self.network_options = network, dict(network_options or {})
+        self.weights: Path | None = None  # file of the first weights, if it was given
         if network is not None:
-            self.network_options = {**STORED, **self.network_options}
-            networks.options(network, **self.network_options)  # refuses unknown options
+            kind = networks.kind(network)
+            fixed = {name: value for name, value in STORED.items() if kind.Options.accepts(name)}
+            self.network_options, self.weights = with_digest(
+                kind.Options, {**fixed, **self.network_options}
+            )
+            if size is not None and kind.Options.accepts("size"):
+                self.network_options.setdefault("size", size)
+            # Refuses unknown options.
+            size = size or getattr(kind.Options(**self.network_options), "size", None)
         self.trunk = None if trunk is None else adapted(trunk)
-        self.embedding, self.size = embedding, size
+        self.embedding, self.size = embedding, size or SIZE
         self.training = training or DEFAULT_TRAINING
         self.valid_fraction, self.keeps_prototypes, self.seed = valid_fraction, prototypes, seed
         self.device, self.precision = devices.resolve_device(device), precision
@@ -136,7 +147,11 @@ class Learner:
         """The function from images in [0, 1] to inputs of the network."""
         pictures = len(self.input_shape) == 3 and self.input_shape[0] in (1, 3)
         channels = self.input_shape[0] if pictures else 0
-        return Normalise([MEAN] * channels, [DEVIATION] * channels) if pictures else unchanged
+        if not pictures:
+            return unchanged
+        trunk = networks.NETWORKS.get(self.network or "")
+        mean, deviation = (trunk and trunk.normalisation) or (MEAN, DEVIATION)
+        return Normalise([mean] * channels, [deviation] * channels)
 
     # Learning.
 
@@ -245,12 +260,18 @@ class Learner:
         self.tasks.append(self._summary(session, task, time.perf_counter() - started))
         return self.tasks[-1]
 
-    def _session(self, classes: int) -> Session:
-        """Return the session; start it if this is the first task, which has `classes` classes."""
+    def _session(self, classes: int, *, restored: bool = False) -> Session:
+        """Return the session; start it if this is the first task, which has `classes` classes.
+
+        `restored` means that a saved state is loaded next.
+        """
         if self.session is None:
             if self.network is not None:
+                options = dict(self.network_options)
+                if self.weights is not None:
+                    options["weights"] = self.weights
                 net = networks.build(
-                    self.network, self.input_shape, self.seed, **self.network_options
+                    self.network, self.input_shape, self.seed, restored=restored, **options
                 )
             else:
                 assert self.trunk is not None
@@ -490,7 +511,7 @@ class Learner:
             return
         self.embedding = state["embedding"]
         classes = [len(task.class_names) for task in self.tasks]
-        session = self._session(classes[0])
+        session = self._session(classes[0], restored=True)
         parts = {"tasks": len(classes), "net": state["net"], "unfinished": None}
         session.load_state_dict({**parts, "method": state["memory"]}, classes)
         session.prototypes = ClassPrototypes()

@@ -1,4 +1,4 @@
-"""Layers that PyTorch lacks: BatchNorm per task, and dropout that draws from a passed generator."""
+"""Layers that PyTorch lacks: BatchNorm per task or fixed, dropout that draws from a generator."""
 
 from abc import abstractmethod
 
@@ -166,6 +166,38 @@ class TaskBatchNorm(PerTask):
 
 
 register_norm(TaskBatchNorm)
+
+
+class FixedNorm(nn.Module):
+    """BatchNorm of a pretrained network as the fixed scale and shift that it is at test time.
+
+    It is the same in training, and for all tasks. Its buffers have the names of PyTorch's.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        for name in ("weight", "running_var"):
+            self.register_buffer(name, torch.ones(channels))
+        for name in ("bias", "running_mean"):
+            self.register_buffer(name, torch.zeros(channels))
+
+    def scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        """Return what each channel is multiplied by, and what is then added."""
+        scale = self.weight / (self.running_var + self.eps).sqrt()
+        return scale, self.bias - self.running_mean * scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale and shift each channel."""
+        mean, variance = self.running_mean, self.running_var
+        return functional.batch_norm(
+            x, mean, variance, self.weight, self.bias, False, 0.0, self.eps
+        )
 
 
 class Dropout(nn.Module):

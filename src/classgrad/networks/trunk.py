@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -26,8 +26,22 @@ class HeadSettings(Settings):
     )
 
 
-class NetworkSettings(HeadSettings):
-    """Options all networks of the table share; each network adds its own."""
+class WeightSettings(HeadSettings):
+    """Options all networks of the table share; each network adds its own.
+
+    In settings, a digest of its content takes the place of a file, see `weights.with_digest`.
+    """
+
+    sources: ClassVar[tuple[str, ...]] = ("random",)  # values of `weights` that are not files
+
+    weights: str = Field(
+        default="random",
+        description="first weights: random, or a safetensors file, known by a digest",
+    )
+
+
+class NetworkSettings(WeightSettings):
+    """Options of networks with BatchNorm for a stream of tasks."""
 
     norm: Literal["batch", "stored"] = Field(
         default="batch",
@@ -62,12 +76,14 @@ class Wire:
 class Trunk(nn.Sequential):
     """Layers by name, for inputs of one shape; the output has `embedding` numbers per input."""
 
-    Options: ClassVar[type[NetworkSettings]] = NetworkSettings
+    Options: ClassVar[type[WeightSettings]] = NetworkSettings
     summary: ClassVar[str]
     smallest: ClassVar[int] = 1  # height and width of the smallest image; 1 for inputs of any shape
     scheme: ClassVar[str] = "default"  # how weights are drawn, see `initialise`
+    # Mean and deviation of images in [0, 1] that pretrained weights need; None: those of the data.
+    normalisation: ClassVar[tuple[float, float] | None] = None
 
-    def __init__(self, input_shape: tuple[int, ...], options: NetworkSettings) -> None:
+    def __init__(self, input_shape: tuple[int, ...], options: Any) -> None:
         super().__init__(self.stack(input_shape, options))
         self.embedding = output_size(self, input_shape)
 
@@ -79,6 +95,10 @@ class Trunk(nn.Sequential):
     @abstractmethod
     def stack(input_shape: tuple[int, ...], options: Any) -> OrderedDict[str, nn.Module]:
         """Return the layers in order, by name."""
+
+    def pretrained(self) -> Mapping[str, Tensor]:
+        """Return the weights that `weights=imagenet` stands for, by name."""
+        raise UserError(f"there are no pretrained weights of {type(self).__name__}")
 
     def wiring(self) -> list[Wire]:
         """Return between which ReLUs each layer with weights is; the heads see the last target.

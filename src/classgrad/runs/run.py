@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from classgrad import benchmarks, devices, networks
+from classgrad.benchmarks.base import renormalise
 from classgrad.checkpoints import CheckpointManager, Lock
 from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.checkpoints.manager import FOLDER
@@ -107,6 +108,15 @@ def load_stream(plan: Plan, data_dir: Path | str | None = None) -> TaskStream:
     return benchmarks.load(plan.benchmark, root, plan.seed, **plan.benchmark_options)
 
 
+def for_network(stream: TaskStream, network: str) -> TaskStream:
+    """Return a stream with the normalisation that a network was pretrained with, if it was."""
+    kind = networks.NETWORKS.get(network)
+    if kind is None or kind.normalisation is None:
+        return stream
+    mean, deviation = kind.normalisation
+    return stream.with_transforms(partial(renormalise, mean=mean, deviation=deviation))
+
+
 def run_folder(out: Path | str, plan: Plan, *, same_values: bool = False) -> Path:
     """Return the folder of a run inside `out`; it is made when something is written to it.
 
@@ -168,7 +178,7 @@ class Run:
         tensorboard: bool = False,
     ) -> None:
         self.device = process_device(device)
-        self.stream, self.folder = stream.to(self.device), folder
+        self.stream, self.folder = for_network(stream, plan.network).to(self.device), folder
         if folder is not None:
             refuse_stateless(type(plan.method))
         self.checkpoints = checkpoints
@@ -192,6 +202,8 @@ class Run:
             }
             world().refuse_differences({**compared_versions(), **same})
         options = plan.network_options.model_dump()
+        if plan.weights is not None:
+            options["weights"] = plan.weights
         shape = self.stream.input_shape
         if plan.trunk is not None:
             net = networks.build_own(plan.trunk, shape, plan.seed, **options)
@@ -461,7 +473,7 @@ class Run:
         """Restore a saved state, with its settings, in a run that has not started."""
         self._refuse_others(state["plan"], state["data"])
         saved = Plan.from_dict(state["plan"], type(self.plan.method))
-        saved = replace(saved, trunk=self.plan.trunk)
+        saved = replace(saved, trunk=self.plan.trunk, weights=self.plan.weights)
         if saved.as_dict() != self.plan.as_dict():
             self._begin(saved)
         session = self.session

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from classgrad.benchmarks.folder import FolderOptions
 from classgrad.errors import UserError, unknown
 from classgrad.methods.base import Method
 from classgrad.networks.network import preserved_rng
-from classgrad.networks.trunk import HeadSettings
+from classgrad.networks.trunk import HeadSettings, WeightSettings
+from classgrad.networks.weights import with_digest
 from classgrad.runs import recipes
 from classgrad.settings import Settings
 from classgrad.tasks import TaskStream
@@ -47,6 +49,8 @@ class Plan:
     seed: int
     defaults: int = field(default_factory=defaults.newest_version)
     trunk: nn.Module | None = field(default=None, compare=False, repr=False)  # a user's own
+    # The file that the digest in `network_options` stands for.
+    weights: Path | None = field(default=None, compare=False, repr=False)
     # The `recipe` and the `values` that `make_plan` was called with.
     given: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -215,8 +219,9 @@ def make_plan(
         raise UserError(f"seed must be a whole number from 0 on (got {seed!r})")
     trunk = own_trunk(network, seed) if network and not isinstance(network, str) else None
     name = network if isinstance(network, str) else recipe_network
+    options: type[HeadSettings] = HeadSettings
     if trunk is not None:
-        name, options = networks.own_name(trunk), HeadSettings
+        name = networks.own_name(trunk)
     elif name is None:
         raise UserError(f"recipe '{recipe}' names no network for '{title}': give one")
     elif name not in networks.NETWORKS:
@@ -241,17 +246,25 @@ def make_plan(
         filled["benchmark_options"] = {}
     context = f"{kind.name} on {title} with {name}"
     filled = assign_values(parts, filled, values or {}, context)
+    file = None
+    if issubclass(options, WeightSettings):
+        filled["network_options"], file = with_digest(options, filled["network_options"])
+    network_options = options(**filled["network_options"])
+    if stream_options.accepts("image_size") and hasattr(network_options, "size"):
+        # Pictures are best scaled once, to what the network needs.
+        filled["benchmark_options"].setdefault("image_size", network_options.size)
     return Plan(
         benchmark=title,
         benchmark_options=user_options
         or stream_options(**filled["benchmark_options"]).model_dump(),
         method=kind(**filled["method"]),
         network=name,
-        network_options=options(**filled["network_options"]),
+        network_options=network_options,
         recipe=loaded_recipe.name,
         training=Training(**filled["training"]),
         seed=seed,
         trunk=trunk,
+        weights=file,
         given={"recipe": recipe, "values": dict(values or {})},
     )
 
