@@ -59,6 +59,8 @@ def sensitivity(
     batch statistics are constants, so that every sample has its own gradient. The `processes`, if
     given, take turns at batches.
     """
+    if not parameters:  # the trunk is frozen
+        return {}
     model, dtype = net.protected(), next(net.parameters()).dtype
     chosen = torch.randperm(len(task.train), generator=generator)[:samples]
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}

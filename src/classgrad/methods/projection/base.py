@@ -174,6 +174,9 @@ class Projected(Method, ABC):
         Returns the share of each class that was held before any direction was dropped.
         """
         sites, samples = self.projector.sites, self.by_layer(self.samples)
+        if not sites:  # all is frozen
+            self._learnt += 1
+            return []
         gather = partial(
             collect,
             model,

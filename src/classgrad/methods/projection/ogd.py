@@ -102,7 +102,7 @@ class OGD(Method):
     def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
         """Add the gradients of some of the task's samples."""
         count = min(self.samples, len(task.train), self.max_vectors - len(self._basis))
-        if count:
+        if count and self._weights:  # none if the trunk is frozen
             basis = self._basis.to(self._weights[0])
 
             def new() -> Tensor:
@@ -142,7 +142,7 @@ class OGD(Method):
     def layer_ranks(self) -> list[LayerRank]:
         """Return how many directions are held, of all parameters as one vector."""
         held, dimension = self._basis.shape
-        return [LayerRank("parameters", dimension, held)]
+        return [LayerRank("parameters", dimension, held)] if dimension else []
 
     def state_dict(self) -> dict[str, Any]:
         """Return the basis."""

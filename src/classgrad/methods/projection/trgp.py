@@ -359,6 +359,9 @@ class TRGP(Projected):
 
     def _gradients(self, net: Network, task: Task) -> dict[str, Tensor]:
         """Return the gradient (o x d) of every site on some samples of a task not yet learnt."""
+        sites = self.projector.sites
+        if not sites:  # the trunk is frozen
+            return {}
         rng = seeds.generator(net.seed, "trust", task.id)
         index = torch.randperm(len(task.train), generator=rng)[: self.probe]
         x = task.transform(task.train.unit_images(index, next(net.parameters()).dtype))
@@ -371,7 +374,6 @@ class TRGP(Projected):
         finally:
             for module, mode in modes.items():
                 module.training = mode
-        sites = self.projector.sites
         weights = [site.weight for site in sites.values()]
         gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
         return {
