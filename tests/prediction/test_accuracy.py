@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import nn
 from torch.nn import functional
 
@@ -11,10 +12,12 @@ from classgrad.prediction.accuracy import (
     ClassPrototypes,
     accuracy,
     class_means,
+    class_statistics,
     evaluate,
     evaluate_task_free,
     mixed_inputs,
 )
+from classgrad.prediction.statistics import ClassStatistics
 from streams import blobs
 
 STREAM = blobs(tasks=3)
@@ -121,6 +124,25 @@ def test_each_image_is_transformed_as_its_task_is():
     for index, x in mixed_inputs(net, tasks, TESTS):
         added = owners[index].reshape(-1, *[1] * (x.dim() - 1))
         torch.testing.assert_close(x, images[index] + added)
+
+
+def test_by_statistics_the_class_with_the_highest_score_of_all_tasks_is_chosen():
+    net, prototypes = learnt()
+    statistics = ClassStatistics.empty(0, net.embedding)
+    for task in STREAM:
+        statistics.append(class_statistics(net, task))
+    without = evaluate_task_free(net, prototypes, STREAM, TESTS, statistics)
+    with torch.no_grad():
+        trained = torch.cat([net.embed(task.train.unit_images(slice(None)), 0) for task in STREAM])
+        tested = torch.cat([net.embed(test.unit_images(slice(None)), 0) for test in TESTS])
+    labels = torch.cat([task.train.labels + 3 * task.id for task in STREAM])
+    model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.5, priors=[1 / 9] * 9)
+    assert statistics.counts.tolist() == torch.bincount(labels).tolist()
+    expected = model.fit(trained.numpy(), labels.numpy()).predict(tested.numpy())
+    truth = torch.cat([test.labels + 3 * number for number, test in enumerate(TESTS)]).numpy()
+    for number, right in enumerate((expected == truth).reshape(3, -1).mean(1)):
+        assert without[number]["by_statistics"] == pytest.approx(100 * right, abs=10)
+        assert without[number]["by_statistics"] > 50  # nine classes: chance is 11
 
 
 def test_evaluation_changes_nothing():

@@ -188,7 +188,10 @@ def test_accuracy_without_task_identity_can_be_left_out(tmp_path):
     assert saved.accuracy_matrix_task_free == saved.accuracy_matrix_task_free_prototypes == []
     assert saved.average_accuracy_task_free is None
     assert saved.average_accuracy_task_free_prototypes is None
-    assert figures([saved], grown=False)["no task: conf."] == "-"
+    assert full.average_accuracy_task_free_statistics > 50  # six classes: chance is 17
+    assert saved.average_accuracy_task_free_statistics is None
+    assert figures([saved], [saved])["no task: conf."] == "-"
+    assert "no task: stat." not in figures([saved], [saved])
     comparison([saved, full])
     assert "no task" not in page([saved])
 

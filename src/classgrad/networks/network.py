@@ -68,6 +68,11 @@ class Network(nn.Module):
         """Whether the embedding of an input depends on the task."""
         return any(layer.task_dependent for layer in self._per_task)
 
+    @property
+    def batch_dependent(self) -> bool:
+        """Whether the embedding of an input depends on the other inputs of its batch."""
+        return any(norm.statistics == "batch" for norm in self._norms)
+
     def protected(self) -> nn.Module:
         """Return the part that tasks share, whose outputs for old inputs must not change."""
         return self if self.shared_head else self.trunk

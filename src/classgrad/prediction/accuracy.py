@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from classgrad.distributed import world
 from classgrad.networks.network import Network
+from classgrad.prediction.statistics import ClassStatistics, LinearDiscriminant
 from classgrad.tasks import Split, Task, Transform, batches
 
 # With norm=batch, accuracy depends on which images share a batch: always 64 in a fixed order. With
@@ -51,6 +52,7 @@ class Score:
     by_class: list[float | None]  # task known, for each class; None without a test sample
     by_confidence: float = math.nan  # task unknown: the class with the highest confidence
     by_prototype: float = math.nan  # task unknown: the class with the nearest prototype
+    by_statistics: float = math.nan  # task unknown: the class with the highest discriminant score
 
 
 @torch.no_grad()
@@ -69,25 +71,34 @@ def evaluate(net: Network, task: Task, test: Split) -> Score:
 
 @torch.no_grad()
 def evaluate_task_free(
-    net: Network, known: ClassPrototypes, tasks: Sequence[Task], tests: Sequence[Split]
+    net: Network,
+    known: ClassPrototypes,
+    tasks: Sequence[Task],
+    tests: Sequence[Split],
+    statistics: ClassStatistics | None = None,
 ) -> list[dict[str, float]]:
-    """Return the task-free accuracies on each test set, measured on batches that mix all tasks."""
+    """Return the task-free accuracies on each test set, measured on batches that mix all tasks.
+
+    Those by statistics need embeddings that depend neither on the task nor on the batch.
+    """
     net.eval()
-    true_ids = torch.cat(
-        [known.tasks[t.id][test.labels] for t, test in zip(tasks, tests, strict=True)]
-    )
+    labelled = zip(tasks, tests, strict=True)
+    true_ids = torch.cat([known.tasks[task.id][test.labels] for task, test in labelled])
+    discriminant = None if statistics is None else LinearDiscriminant(statistics)
     sizes = [len(test) for test in tests]
-    correct = torch.zeros(2, sum(sizes), dtype=torch.uint8)
+    ways = ["by_confidence", "by_prototype", *(["by_statistics"] if discriminant else [])]
+    correct = torch.zeros(len(ways), sum(sizes), dtype=torch.uint8)
     for index, x in mixed_inputs(net, tasks, tests):
         candidates = range(len(known.tasks))
         embeddings = dict(zip(candidates, net.embed_each(x, candidates), strict=True))
-        for row, ids in enumerate(predict_task_free(net, known, embeddings)):
+        predicted = [*predict_task_free(net, known, embeddings)]
+        if discriminant:
+            best = discriminant.scores(embeddings[0]).argmax(1)
+            predicted.append(torch.cat(known.tasks)[best.to(true_ids.device)])
+        for row, ids in enumerate(predicted):
             correct[row, index] = is_correct(ids == true_ids[index])
-    by_confidence, by_prototype = (row.split(sizes) for row in world().sum(correct))
-    return [
-        {"by_confidence": _percent(confident), "by_prototype": _percent(nearest)}
-        for confident, nearest in zip(by_confidence, by_prototype, strict=True)
-    ]
+    by_task = zip(*(row.split(sizes) for row in world().sum(correct)), strict=True)
+    return [dict(zip(ways, map(_percent, rows), strict=True)) for rows in by_task]
 
 
 def predict_task_free(
@@ -138,6 +149,17 @@ def class_means(net: Network, task: Task) -> Tensor:
         features = functional.normalize(net.embed(x, task.id), dim=1)
         sums.index_add_(0, split.labels[index], features)
     return functional.normalize(world().sum(sums), dim=1)
+
+
+@torch.no_grad()
+def class_statistics(net: Network, task: Task) -> ClassStatistics:
+    """Return the statistics of a task's classes, from training data."""
+    net.eval()
+    statistics = ClassStatistics.empty(task.classes, net.embedding)
+    for index, x in inputs(net, task.train, task.transform):
+        statistics.add(net.embed(x, task.id), task.train.labels[index])
+    parts = (statistics.counts, statistics.sums, statistics.products)
+    return ClassStatistics(*(world().sum(part) for part in parts))
 
 
 def inputs(net: Network, split: Split, transform: Transform):  # type: ignore[no-untyped-def]

@@ -101,6 +101,11 @@ def differing(settings: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) 
     ]
 
 
+def has_statistics(records: Iterable[RunRecord]) -> bool:
+    """Tell whether all accuracies without the task were measured by class statistics, too."""
+    return all(record.average_accuracy_task_free_statistics is not None for record in records)
+
+
 def has_grown(records: Iterable[RunRecord]) -> bool:
     """Tell whether the network of any run has grown or shrunk."""
     known = [record.capacity for record in records if record.capacity is not None]

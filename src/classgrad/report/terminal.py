@@ -7,20 +7,26 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
-from classgrad.report.records import grouped, has_grown, label, stream_name
+from classgrad.report.records import grouped, has_grown, has_statistics, label, stream_name
 from classgrad.report.text import markdown_table, size
 from classgrad.runs.record import RunRecord, mean_std
 
 REVEALED = "†"
 REVEALED_NOTE = f"{REVEALED} too high: measured on batches of one task each, which reveal the task"
-SHORT = {"no task: conf.": "conf.", "no task: proto.": "proto.", "capacity": "size"}
+SHORT = {
+    "no task: conf.": "conf.",
+    "no task: proto.": "proto.",
+    "no task: stat.": "stat.",
+    "capacity": "size",
+}
 
 
-def figures(runs: Sequence[RunRecord], grown: bool, digits: int = 1) -> dict[str, str]:
+def figures(runs: Sequence[RunRecord], of: Sequence[RunRecord], digits: int = 1) -> dict[str, str]:
     """Return figures of runs by heading: means, with standard deviations if there are several.
 
-    Capacity, the stored parameters in per cent of those of the base network, is included only if
-    some network has grown or shrunk.
+    Accuracies by class statistics take the place of those by prototypes if all runs of the table,
+    `of`, have them. Capacity, the stored parameters in per cent of those of the base network, is
+    included only if some network of the table has grown or shrunk.
     """
 
     def text(name: str, signed: bool = False) -> str:
@@ -32,13 +38,16 @@ def figures(runs: Sequence[RunRecord], grown: bool, digits: int = 1) -> dict[str
         revealed = figure != "-" and any(run.reveals_task for run in runs)
         return figure + REVEALED if revealed else figure
 
+    grown, stat = has_grown(of), has_statistics(of)
+    by_prototypes = task_free("average_accuracy_task_free_prototypes")
+    by_statistics = text("average_accuracy_task_free_statistics")
     known = [run.capacity for run in runs if run.capacity is not None]
     capacity = f"{statistics.mean(known):.0f} %" if known else "-"
     return {
         "ACC %": text("average_accuracy"),
         "BWT": text("backward_transfer", signed=True),
         "no task: conf.": task_free("average_accuracy_task_free"),
-        "no task: proto.": task_free("average_accuracy_task_free_prototypes"),
+        **({"no task: stat.": by_statistics} if stat else {"no task: proto.": by_prototypes}),
         "seconds": f"{statistics.mean(run.seconds.total for run in runs):.1f}",
         "memory": size(round(statistics.mean(run.memory_bytes for run in runs))),
         **({"capacity": capacity} if grown else {}),
@@ -57,10 +66,12 @@ def comparison(records: Sequence[RunRecord]) -> Table:
         table.add_column("benchmark", no_wrap=True)
     if len(seeds) > 1:
         table.add_column("seed", justify="right")
-    for heading in figures(records[:1], grown):
+    for heading in figures(records[:1], records):
         shown = heading if common else SHORT.get(heading, heading)
         table.add_column(shown, justify="right", no_wrap=not common)
-    meaning = "conf., proto.: ACC without the task, by confidence and by prototypes"
+    other = "stat." if has_statistics(records) else "proto."
+    ways = {"stat.": "class statistics", "proto.": "prototypes"}
+    meaning = f"conf., {other}: ACC without the task, by confidence and by {ways[other]}"
     captions = [*([] if common else [meaning]), *revealed_note(records)]
     table.caption = "\n".join(captions) or None
     for record in records:
@@ -68,7 +79,7 @@ def comparison(records: Sequence[RunRecord]) -> Table:
             record.method_name,
             *([stream_name(record)] if len(streams) > 1 else []),
             *([str(record.seed)] if len(seeds) > 1 else []),
-            *figures([record], grown, digits=2).values(),
+            *figures([record], records, digits=2).values(),
         )
     return table
 
@@ -91,13 +102,12 @@ class Summary:
 
 def summaries(records: Sequence[RunRecord]) -> list[Summary]:
     """Return a summary of each group of runs that differ only in the seed."""
-    grown = has_grown(records)
     return [
         Summary(
             method=label(group[0], records),
             benchmark=stream_name(group[0]),
             seeds=[record.seed for record in group],
-            figures=figures(group, grown),
+            figures=figures(group, records),
         )
         for group in grouped(records)
     ]

@@ -130,9 +130,11 @@ class RunRecord(Part):
     accuracy_matrix: Matrix = Field(default_factory=list)
     accuracy_matrix_task_free: Matrix = Field(default_factory=list)
     accuracy_matrix_task_free_prototypes: Matrix = Field(default_factory=list)
+    accuracy_matrix_task_free_statistics: Matrix = Field(default_factory=list)
     average_accuracy: float | None = None
     average_accuracy_task_free: float | None = None
     average_accuracy_task_free_prototypes: float | None = None
+    average_accuracy_task_free_statistics: float | None = None  # None: not comparable over tasks
     # Whether task-free accuracy was measured on batches that mix tasks; not so in older records.
     task_free_batches: Literal["mixed", "one task"] = "one task"
     backward_transfer: float | None = None

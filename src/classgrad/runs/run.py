@@ -29,9 +29,11 @@ from classgrad.prediction.accuracy import (
     ClassPrototypes,
     Score,
     accuracy,
+    class_statistics,
     evaluate,
     evaluate_task_free,
 )
+from classgrad.prediction.statistics import ClassStatistics
 from classgrad.runs.events import Events
 from classgrad.runs.record import (
     FILE_NAME,
@@ -222,6 +224,11 @@ class Run:
         )
         self.steps = 0  # of training, in all tasks so far
         self.scores: list[list[Score]] = []
+        # Of the classes so far; None if they are not comparable or not needed.
+        self.statistics: ClassStatistics | None = None
+        comparable = not self.net.task_dependent and not self.net.batch_dependent
+        if comparable and plan.training.task_free != "never":
+            self.statistics = ClassStatistics.empty(0, self.net.embedding)
         # With a shared head: accuracy on each task but the first, right before it is learnt, and
         # before anything is learnt.
         self.before: list[float] = []
@@ -329,6 +336,8 @@ class Run:
             last = number == len(self.stream) - 1
             for learnt in self.newly_learnt(task, last):
                 session.prototypes.add_task(self.net, learnt)
+                if self.statistics is not None:
+                    self.statistics.append(class_statistics(self.net, learnt))
             measured = range(number + 1) if last or not self.method.joint else range(0)
             when = self.plan.training.task_free
             task_free = when == "every" or (when == "end" and last)
@@ -362,7 +371,8 @@ class Run:
         scores = [evaluate(self.net, *one) for one in zip(tasks, tests, strict=True)]
         if not task_free or not scores:
             return scores
-        without = evaluate_task_free(self.net, self.session.prototypes, tasks, tests)
+        prototypes, statistics = self.session.prototypes, self.statistics
+        without = evaluate_task_free(self.net, prototypes, tasks, tests, statistics)
         return [replace(score, **more) for score, more in zip(scores, without, strict=True)]
 
     def measure_before_learning(self, number: int) -> None:
@@ -394,6 +404,12 @@ class Run:
             record.accuracy_matrix_task_free_prototypes = rows(by_prototype)
             record.average_accuracy_task_free = metrics.average_accuracy(by_confidence)
             record.average_accuracy_task_free_prototypes = metrics.average_accuracy(by_prototype)
+            if self.statistics is not None:
+                by_statistics = self.matrix("by_statistics")
+                record.accuracy_matrix_task_free_statistics = rows(by_statistics)
+                record.average_accuracy_task_free_statistics = metrics.average_accuracy(
+                    by_statistics
+                )
         record.classes = self.class_results()
         record.memory_bytes = self.method.memory_bytes()
         record.parameters = sum(p.numel() for p in self.net.parameters())
@@ -456,6 +472,7 @@ class Run:
             "data": self.fingerprint,
             **session.state_dict(unfinished),
             "judge": vars(session.prototypes),
+            "statistics": None if self.statistics is None else vars(self.statistics),
             "scores": [
                 [
                     {names.get(name, name): value for name, value in vars(score).items()}
@@ -479,6 +496,8 @@ class Run:
         session = self.session
         session.load_state_dict(state, [task.classes for task in self.stream])
         session.prototypes = ClassPrototypes(**devices.to_device(state["judge"], self.device))
+        statistics = state.get("statistics")  # states of earlier versions have none
+        self.statistics = None if statistics is None else ClassStatistics(**statistics)
         self.scores = [
             [
                 Score(**{SAVED_SCORES.get(name, name): value for name, value in score.items()})

@@ -82,13 +82,14 @@ NONE = "–"
 TASK_FREE = {
     "no task: confidence": "average_accuracy_task_free",
     "no task: prototypes": "average_accuracy_task_free_prototypes",
+    "no task: statistics": "average_accuracy_task_free_statistics",
 }
 MEANINGS = {
     "ACC": "mean accuracy over all tasks at the end, in per cent.",
     "BWT": "backward transfer: mean change of the accuracy on a task from when it was learnt to "
     "the end, in points; negative means forgetting.",
-    "no task": "ACC when the task of an image is unknown: by the most confident head, or by the "
-    "nearest prototype of a class.",
+    "no task": "ACC when the task of an image is unknown: by the most confident head, by the "
+    "nearest prototype of a class, or by the discriminant of class statistics.",
     "batches of one task": "measured as in older versions, and too high: BatchNorm saw the task.",
     "difference": "ACC minus that of the reference, seed by seed, over the seeds both have: mean ± "
     "standard deviation.",
@@ -227,7 +228,15 @@ def _escaped(text: str) -> str:
 
 HEAD = ["benchmark", "method", "complete", "seeds", "acc", "acc_sd", "bwt", "bwt_sd"]
 HEAD += ["no_task_confidence", "no_task_confidence_sd", "no_task_prototypes"]
-HEAD += ["no_task_prototypes_sd", "difference", "difference_sd", "reference", "paper_acc"]
+HEAD += [
+    "no_task_prototypes_sd",
+    "no_task_statistics",
+    "no_task_statistics_sd",
+    "difference",
+    "difference_sd",
+    "reference",
+    "paper_acc",
+]
 HEAD += ["paper_acc_repeated", "paper_bwt", "paper_bwt_repeated", "seconds", "memory_bytes"]
 HEAD += ["no_task_reveals_task"]
 
