@@ -119,11 +119,11 @@ import sys, time
 from classgrad import cli
 from classgrad.runs.run import Run
 
-def score(self, *given):
+def measure(self, *given):
     print("measuring")
     time.sleep(60)
 
-Run.score = score
+Run.measure = measure
 cli.main()
 """
 

@@ -64,9 +64,9 @@ def test_against_a_loop_over_samples(options):
     without = evaluate_task_free(net, prototypes, STREAM, TESTS)[1]
     count = len(test)
     assert score.task_known == pytest.approx(100 * given / count)
-    assert without["by_confidence"] == pytest.approx(100 * confident / count)
-    assert without["by_prototype"] == pytest.approx(100 * nearest / count)
-    assert 0 < without["by_confidence"] <= 100
+    assert without.by_confidence == pytest.approx(100 * confident / count)
+    assert without.by_prototype == pytest.approx(100 * nearest / count)
+    assert 0 < without.by_confidence <= 100
     assert score.task_known == pytest.approx(accuracy(net, 1, task, test))
     assert sum(score.by_class) / 3 == pytest.approx(score.task_known)
 
@@ -141,8 +141,8 @@ def test_by_statistics_the_class_with_the_highest_score_of_all_tasks_is_chosen()
     expected = model.fit(trained.numpy(), labels.numpy()).predict(tested.numpy())
     truth = torch.cat([test.labels + 3 * number for number, test in enumerate(TESTS)]).numpy()
     for number, right in enumerate((expected == truth).reshape(3, -1).mean(1)):
-        assert without[number]["by_statistics"] == pytest.approx(100 * right, abs=10)
-        assert without[number]["by_statistics"] > 50  # nine classes: chance is 11
+        assert without[number].by_statistics == pytest.approx(100 * right, abs=10)
+        assert without[number].by_statistics > 50  # nine classes: chance is 11
 
 
 def test_evaluation_changes_nothing():

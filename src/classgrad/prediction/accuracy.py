@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,6 +56,14 @@ class Score:
     by_statistics: float = math.nan  # task unknown: the class with the highest discriminant score
 
 
+class TaskFree(NamedTuple):
+    """The accuracies of a `Score` that are task-free."""
+
+    by_confidence: float
+    by_prototype: float
+    by_statistics: float = math.nan
+
+
 @torch.no_grad()
 def evaluate(net: Network, task: Task, test: Split) -> Score:
     """Score a network on the test set of a task, with the task known."""
@@ -76,7 +85,7 @@ def evaluate_task_free(
     tasks: Sequence[Task],
     tests: Sequence[Split],
     statistics: ClassStatistics | None = None,
-) -> list[dict[str, float]]:
+) -> list[TaskFree]:
     """Return the task-free accuracies on each test set, measured on batches that mix all tasks.
 
     Those by statistics need embeddings that depend neither on the task nor on the batch.
@@ -86,8 +95,7 @@ def evaluate_task_free(
     true_ids = torch.cat([known.tasks[task.id][test.labels] for task, test in labelled])
     discriminant = None if statistics is None else LinearDiscriminant(statistics)
     sizes = [len(test) for test in tests]
-    ways = ["by_confidence", "by_prototype", *(["by_statistics"] if discriminant else [])]
-    correct = torch.zeros(len(ways), sum(sizes), dtype=torch.uint8)
+    correct = torch.zeros(3 if discriminant else 2, sum(sizes), dtype=torch.uint8)
     for index, x in mixed_inputs(net, tasks, tests):
         candidates = range(len(known.tasks))
         embeddings = dict(zip(candidates, net.embed_each(x, candidates), strict=True))
@@ -98,7 +106,7 @@ def evaluate_task_free(
         for row, ids in enumerate(predicted):
             correct[row, index] = is_correct(ids == true_ids[index])
     by_task = zip(*(row.split(sizes) for row in world().sum(correct)), strict=True)
-    return [dict(zip(ways, map(_percent, rows), strict=True)) for rows in by_task]
+    return [TaskFree(*map(_percent, rows)) for rows in by_task]
 
 
 def predict_task_free(

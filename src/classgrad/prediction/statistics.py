@@ -86,4 +86,5 @@ class LinearDiscriminant:
 
     def scores(self, x: Tensor) -> Tensor:
         """Return the score of each class (n, classes), in float64 on the CPU."""
-        return x.detach().cpu().double() @ self.weights.T + self.offsets
+        scores: Tensor = x.detach().cpu().double() @ self.weights.T + self.offsets
+        return scores

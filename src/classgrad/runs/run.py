@@ -336,8 +336,7 @@ class Run:
             last = number == len(self.stream) - 1
             for learnt in self.newly_learnt(task, last):
                 session.prototypes.add_task(self.net, learnt)
-                if self.statistics is not None:
-                    self.statistics.append(class_statistics(self.net, learnt))
+                self.add_statistics(learnt)
             measured = range(number + 1) if last or not self.method.joint else range(0)
             when = self.plan.training.task_free
             task_free = when == "every" or (when == "end" and last)
@@ -365,6 +364,14 @@ class Run:
 
     # What is measured.
 
+    def add_statistics(self, task: Task) -> None:
+        """Add the class statistics of a task that was just learnt."""
+        if self.statistics is not None:
+            if self.net.embedding != self.statistics.sums.shape[1]:  # the network has grown
+                self.statistics = None
+            else:
+                self.statistics.append(class_statistics(self.net, task))
+
     def measure(self, numbers: Sequence[int], task_free: bool) -> list[Score]:
         """Measure tasks that were learnt."""
         tasks, tests = [self.stream[j] for j in numbers], [self.stream.test(j) for j in numbers]
@@ -373,7 +380,9 @@ class Run:
             return scores
         prototypes, statistics = self.session.prototypes, self.statistics
         without = evaluate_task_free(self.net, prototypes, tasks, tests, statistics)
-        return [replace(score, **more) for score, more in zip(scores, without, strict=True)]
+        return [
+            replace(score, **more._asdict()) for score, more in zip(scores, without, strict=True)
+        ]
 
     def measure_before_learning(self, number: int) -> None:
         """Measure a task before it is learnt, as a shared head allows, for forward transfer."""
@@ -404,12 +413,12 @@ class Run:
             record.accuracy_matrix_task_free_prototypes = rows(by_prototype)
             record.average_accuracy_task_free = metrics.average_accuracy(by_confidence)
             record.average_accuracy_task_free_prototypes = metrics.average_accuracy(by_prototype)
-            if self.statistics is not None:
-                by_statistics = self.matrix("by_statistics")
-                record.accuracy_matrix_task_free_statistics = rows(by_statistics)
-                record.average_accuracy_task_free_statistics = metrics.average_accuracy(
-                    by_statistics
-                )
+            by_statistics = self.matrix("by_statistics")
+            comparable = self.statistics is not None
+            record.accuracy_matrix_task_free_statistics = rows(by_statistics) if comparable else []
+            record.average_accuracy_task_free_statistics = (
+                metrics.average_accuracy(by_statistics) if comparable else None
+            )
         record.classes = self.class_results()
         record.memory_bytes = self.method.memory_bytes()
         record.parameters = sum(p.numel() for p in self.net.parameters())

@@ -59,9 +59,9 @@ def sensitivity(
     batch statistics are constants, so that every sample has its own gradient. The `processes`, if
     given, take turns at batches.
     """
-    if not parameters:  # the trunk is frozen
-        return {}
     model, dtype = net.protected(), next(net.parameters()).dtype
+    if not any(p.requires_grad for p in model.parameters()):  # nothing to differentiate by
+        return {}
     chosen = torch.randperm(len(task.train), generator=generator)[:samples]
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     with net.evaluating(), net.detached_batch_stats():
