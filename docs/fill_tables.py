@@ -3,9 +3,9 @@
 A page marks the place of a table with `<!-- table: FOLDER -->` and `<!-- end -->`; FOLDER holds the
 folders of runs, relative to the root of the repository. The other markers are:
 
-- `<!-- faults -->`, `<!-- fuzz -->`, `<!-- free -->`, `<!-- forecast -->`, `<!-- interop -->`: the
-  JSON files of these names in `results`
-- `<!-- massive -->`: one massive channel, in `results/interop.json`
+- `<!-- faults -->`, `<!-- fuzz -->`, `<!-- free -->`, `<!-- forecast -->`, `<!-- interop -->`,
+  `<!-- guards -->`: the JSON files of these names in `results`
+- `<!-- uncounted -->`: strong directions that do not count for ε, in `results/interop.json`
 - `<!-- readings -->`: the directions in `results/free.json`
 - `<!-- speed -->`, `<!-- saving -->`: what `make bench` measured
 - `<!-- memory -->`: what `make memory` measured
@@ -38,7 +38,7 @@ PAPER = re.compile(
     r"(<!-- (experiment|curve|learnt|room): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
 FIGURES = re.compile(
-    r"(<!-- (faults|fuzz|interop|massive|speed|saving|memory|peers|free|readings"
+    r"(<!-- (faults|fuzz|interop|uncounted|guards|speed|saving|memory|peers|free|readings"
     r"|forecast) -->\n)"
     r".*?(<!-- end -->)",
     re.DOTALL,
@@ -59,7 +59,8 @@ def filled(page: str) -> str:
             "faults": (faults, "results/faults.json"),
             "fuzz": (fuzz, "results/fuzz.json"),
             "interop": (interop, "results/interop.json"),
-            "massive": (massive, "results/interop.json"),
+            "uncounted": (uncounted, "results/interop.json"),
+            "guards": (guards, "results/guards.json"),
             "speed": (speed, "benchmarks/results.json"),
             "saving": (saving, "benchmarks/results.json"),
             "memory": (memory, "benchmarks/memory.json"),
@@ -206,13 +207,60 @@ def interop(found: dict[str, Any]) -> str:
     return markdown_table(rows)
 
 
-def massive(found: dict[str, Any]) -> str:
-    """Return a table of what is kept where one channel drowns the rest."""
-    rows: list[list[Any]] = [["`uncounted`", "protected directions", "old logits move", "new task"]]
-    for uncounted, one in found["massive channel"].items():
-        learnt = f"{100 * one['accuracy']:.0f} % in {one['steps']} steps"
-        rows.append([uncounted, one["rank"], f"{one['leak']:.2g}", learnt])
+def uncounted(found: dict[str, Any]) -> str:
+    """Return a table of what is kept where strong directions do not count for ε."""
+    rows: list[list[Any]] = [["model", "strongest channel", "`uncounted`", "protected directions"]]
+    rows[0] += ["old logits move", "new task"]
+    for name, model in found["uncounted"].items():
+        for count, one in model.items():
+            learnt = f"{100 * one['accuracy']:.0f} % in {one['steps']} steps"
+            strongest = f"{100 * one['strongest channel']:.0f} %"
+            rows.append([name, strongest, count, one["rank"], f"{one['leak']:.2g}", learnt])
     return markdown_table(rows)
+
+
+def guards(found: dict[str, Any]) -> str:
+    """Return a table for each model and number of tasks: what contenders keep, and their cost."""
+    heads = ["", "settings, learning rate", "new tasks %", "target reached", "steps per task"]
+    heads += ["old tasks %, when learnt", "at the end", "outputs of layers move"]
+    heads += ["update along protected", "time of a step", "peak MB", "numbers kept"]
+    tables: dict[tuple[str, int], list[list[str]]] = {}
+    for row in found["rows"]:
+        outcomes = row["outcomes"]
+        old = {
+            key: [100 * statistics.mean(one[key][:-1]) for one in outcomes]
+            for key in ("when_learnt", "at_end")
+        }
+        new = statistics.mean(statistics.mean(one["when_learnt"][1:]) for one in outcomes)
+        reached = [value for one in outcomes for value in one["reached"]]
+        steps = statistics.mean(count for one in outcomes for count in one["steps"])
+        inside = [one["inside"] for one in outcomes if one["inside"] is not None]
+        settings = [f"{name} {value:g}" for name, value in row["settings"].items()]
+        ended = f"{statistics.mean(old['at_end']):.1f} ({min(old['at_end']):.1f} to "
+        tables.setdefault((row["model"], row["tasks"]), [heads]).append(
+            [
+                row["contender"] + (f" ({row['note']})" if row["note"] else ""),
+                ", ".join([*settings, f"{row['rate']:g}"]),
+                f"{100 * new:.1f}",
+                f"{sum(reached)} of {len(reached)}",
+                f"{steps:.0f}",
+                f"{statistics.mean(old['when_learnt']):.1f}",
+                ended + f"{max(old['at_end']):.1f})",
+                f"{statistics.mean(one['moved'] for one in outcomes):.3f}",
+                f"{max(inside):.2g}" if inside else "-",
+                f"{row['time per step']:.2f}",
+                f"{row['peak']['step'] / 1e6:.2f}",
+                f"{statistics.mean(one['kept'] for one in outcomes):,.0f}",
+            ]
+        )
+    text = "\n".join(
+        f"**{model}, {count} tasks**\n\n{markdown_table(rows)}"
+        for (model, count), rows in tables.items()
+    )
+    planned = [(model, count) for model in ("transformer", "CNN") for count in (2, 5)]
+    return text + not_run(
+        [f"{model}, {n} tasks" for model, n in planned if (model, n) not in tables]
+    )
 
 
 def speed(found: dict[str, Any], other: str = "reference") -> str:

@@ -28,6 +28,11 @@ class Architecture:
     options: dict[str, Any] = field(default_factory=dict)
     config: str = ""  # by default that of the model
     reads: str = "pixel_values"
+    rate: float = 1e-3
+
+    def task(self, number: int, count: int, seed: int = 0) -> Batch:
+        """Return samples of two new classes as the model takes them."""
+        return task(self.reads, number, count, seed)
 
     def make(self) -> nn.Module:
         """Return a model with random weights."""

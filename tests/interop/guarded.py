@@ -2,8 +2,9 @@
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,21 @@ from torch.nn import functional
 
 from classgrad.guard.attach import Guard, attach
 from classgrad.methods import GPM
-from interop.architectures import ARCHITECTURES, Batch, task
+from interop.architectures import ARCHITECTURES, Architecture, Batch
+from interop.weights import PRETRAINED, MiniLM, MobileNetV2
 
 OLD, NEW = 6, 16  # samples of the tasks; few old ones leave room in small layers
 STEPS = 20  # of the first task
 MOST_STEPS = 200  # of the second
-RATE = 1e-3
 MASSIVE_CHANNEL, MASSIVE = 5, 40.0  # of the inputs of all blocks, where others are about 1
-CASES = {name: (name, False) for name in ARCHITECTURES} | {
-    f"{name}, pretrained": (name, True) for name in ("ViT", "ResNet", "EfficientNet", "BERT")
+Case = Architecture | MiniLM | MobileNetV2
+CASES: dict[str, tuple[Case, bool]] = {
+    **{name: (architecture, False) for name, architecture in ARCHITECTURES.items()},
+    **{
+        f"{name}, pretrained": (ARCHITECTURES[name], True)
+        for name in ("ViT", "ResNet", "EfficientNet", "BERT")
+    },
+    **{name: (case, True) for name, case in PRETRAINED.items()},
 }
 EPSILONS = {"exact": 1.0, "near": 0.99, "unguarded": None}
 
@@ -104,31 +111,41 @@ class LayerInputs:
                 shares.append(float((c @ move.T).norm() / bound))
         return max(shares)
 
+    def strongest_channel(self) -> float:
+        """Return the largest share of a layer's energy that is in a single channel."""
+        energies = [torch.cat(inputs).square().sum(0) for inputs in self.seen.values()]
+        return max(float(energy.max() / energy.sum()) for energy in energies if energy.any())
 
-def measure(name: str, pretrained: bool, folder: Path) -> dict[str, float]:
+
+def beginning(case: Case, pretrained: bool) -> nn.Module:
+    """Return a model as it is before its first task, whether its weights are random or not."""
+    with seeded(0):
+        start = case.make()
+        if pretrained and isinstance(case, Architecture):
+            before_all = case.task(0, NEW, seed=1)
+            train(start, torch.optim.AdamW(start.parameters(), case.rate), before_all, STEPS)
+    return start
+
+
+def measure(case: Case, pretrained: bool, folder: Path) -> dict[str, float]:
     """Learn two tasks guarded and unguarded; return how far old logits moved, and what was learnt.
 
-    A `pretrained` model has learnt another task before it gets its guard. The guard is saved and
-    loaded between the tasks.
+    A `pretrained` model comes with its weights, or has learnt another task before it gets its
+    guard. The guard is saved and loaded between the tasks.
     """
-    architecture = ARCHITECTURES[name]
-    old, new = (task(architecture.reads, number, (OLD, NEW)[number]) for number in (0, 1))
-    with seeded(0):
-        start = architecture.make()
-        if pretrained:
-            before_all = task(architecture.reads, 0, NEW, seed=1)
-            train(start, torch.optim.AdamW(start.parameters(), RATE), before_all, STEPS)
+    old, new = case.task(0, OLD), case.task(1, NEW)
+    start = beginning(case, pretrained)
     found: dict[str, float] = {}
     for label, epsilon in EPSILONS.items():
         model = copy.deepcopy(start)
         with seeded(1):
-            optimizer = torch.optim.AdamW(model.parameters(), RATE)
+            optimizer = torch.optim.AdamW(model.parameters(), case.rate)
             if epsilon:
                 guard = attach(model, GPM(epsilon=epsilon), optimizer, pretrained=pretrained)
             train(model, optimizer, old, STEPS)
             if epsilon:
                 guard.end_task([old])
-                model, optimizer, guard = reloaded(architecture.make(), model, guard, folder)
+                model, optimizer, guard = reloaded(case, model, guard, folder)
             before, inputs = logits(model, old), LayerInputs(model, old)
             learnt, steps = train_until_learnt(model, optimizer, new)
         moved = (logits(model, old) - before).norm() / before.norm()
@@ -139,30 +156,34 @@ def measure(name: str, pretrained: bool, folder: Path) -> dict[str, float]:
     return found
 
 
-def measure_massive_channel() -> dict[str, dict[str, float]]:
-    """Let one channel drown the others, as some do in pretrained models; return leaks at ε = 0.99.
-
-    By the number of strongest directions that do not count for ε: how far old logits moved, and the
-    protected directions of all layers together.
-    """
-    architecture = ARCHITECTURES["ViT"]
-    old, new = (task(architecture.reads, number, (OLD, NEW)[number]) for number in (0, 1))
-    with seeded(0):
-        start = architecture.make()
+def with_massive_channel() -> nn.Module:
+    """Return a ViT in which one channel drowns the others, as some do in pretrained models."""
+    start = beginning(ARCHITECTURES["ViT"], pretrained=False)
     for name, parameter in start.named_parameters():
         if "layernorm" in name and name.endswith("bias"):
             parameter.data[MASSIVE_CHANNEL] = MASSIVE
+    return start
+
+
+def measure_uncounted(case: Case, start: nn.Module) -> dict[str, dict[str, float]]:
+    """Return leaks at ε = 0.99 by the number of strongest directions that do not count for it.
+
+    Beside how far old logits moved: the protected directions of all layers together and, at the
+    end of the first task, the largest share of its energy that a layer has in a single channel.
+    """
+    old, new = case.task(0, OLD), case.task(1, NEW)
     found = {}
     for uncounted in (0, 1):
         model = copy.deepcopy(start)
-        optimizer = torch.optim.AdamW(model.parameters(), RATE)
+        optimizer = torch.optim.AdamW(model.parameters(), case.rate)
         method = GPM(epsilon=0.99, uncounted=uncounted)
         guard = attach(model, method, optimizer, pretrained=True)
         train(model, optimizer, old, STEPS)
         guard.end_task([old])
-        before = logits(model, old)
+        before, strongest = logits(model, old), LayerInputs(model, old).strongest_channel()
         learnt, steps = train_until_learnt(model, optimizer, new)
         found[str(uncounted)] = {
+            "strongest channel": strongest,
             "leak": float((logits(model, old) - before).norm() / before.norm()),
             "rank": sum(layer.rank for layer in guard.layer_ranks()),
             "accuracy": learnt,
@@ -171,12 +192,19 @@ def measure_massive_channel() -> dict[str, dict[str, float]]:
     return found
 
 
+UNCOUNTED: dict[str, tuple[Case, Callable[[], nn.Module]]] = {
+    "ViT with a massive channel": (ARCHITECTURES["ViT"], with_massive_channel),
+    **{name: (case, partial(beginning, case, True)) for name, case in PRETRAINED.items()},
+}
+
+
 def reloaded(
-    fresh: nn.Module, model: nn.Module, guard: Guard, folder: Path
+    case: Case, model: nn.Module, guard: Guard, folder: Path
 ) -> tuple[nn.Module, torch.optim.Optimizer, Guard]:
     """Save the guard, and load it for another model with the same weights."""
     path = folder / "guard.safetensors"
     guard.save(path)
+    fresh = case.make()
     fresh.load_state_dict(model.state_dict())
-    optimizer = torch.optim.AdamW(fresh.parameters(), RATE)
+    optimizer = torch.optim.AdamW(fresh.parameters(), case.rate)
     return fresh, optimizer, attach(fresh, path, optimizer)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from interop.guarded import CASES, measure, measure_massive_channel
+from interop.guarded import CASES, UNCOUNTED, measure, measure_uncounted
 
 pytestmark = pytest.mark.interop
 
@@ -21,6 +21,8 @@ def test_a_model_keeps_an_old_task_and_learns_a_new_one(label: str, tmp_path: Pa
 
 
 def test_a_massive_channel_that_does_not_count_leaves_the_others_protected() -> None:
-    found = measure_massive_channel()
+    case, make = UNCOUNTED["ViT with a massive channel"]
+    found = measure_uncounted(case, make())
+    assert found["0"]["strongest channel"] > 0.95
     assert found["1"]["leak"] < found["0"]["leak"] / 2
     assert found["0"]["accuracy"] == found["1"]["accuracy"] == 1
