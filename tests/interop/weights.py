@@ -113,7 +113,7 @@ class MobileNetV2:
     """MobileNetV2 with the weights of torchvision, on enlarged digits."""
 
     package: str = MOBILENET
-    rate: float = 1e-3
+    rate: float = 1e-4
 
     def make(self) -> nn.Module:
         """Return the model with a new head."""

@@ -166,9 +166,7 @@ def test_the_record_is_of_all_contenders_at_one_target():
     assert not set(recorded["settings"]["seeds"]) & set(recorded["settings"]["tuning seeds"])
     made = [(row["model"], row["tasks"], row["contender"]) for row in rows]
     planned = [(k, n, c) for k in TRUNKS for n in command.TASKS for c in labels]
-    assert made == planned[: len(made)]
-    assert len(made) >= len(labels)
-    assert len(made) % len(labels) == 0  # a part that was cut short is not in the record
+    assert made == planned
     for row in rows:
         assert row["settings"] in recorded["settings"]["choices"][row["contender"]]
         assert row["rate"] in recorded["settings"]["learning rates"]
