@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import nn
 from torch.nn import functional
 
@@ -127,6 +126,8 @@ def test_each_image_is_transformed_as_its_task_is():
 
 
 def test_by_statistics_the_class_with_the_highest_score_of_all_tasks_is_chosen():
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
     net, prototypes = learnt()
     statistics = ClassStatistics.empty(0, net.embedding)
     for task in STREAM:
