@@ -16,7 +16,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-WORKERS ?= 4# processes of make test, one thread each: some wait for others
+WORKERS ?= 3# processes of make test, one thread each: some wait for others
 # Compiled modules are kept: tests start many processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 

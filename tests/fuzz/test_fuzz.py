@@ -17,7 +17,7 @@ from fuzz.engine import fuzz
 from fuzz.target import Target
 from fuzz.targets import TARGETS
 
-INPUTS = 60
+INPUTS = 40
 PICKLES = [name for name in TARGETS if name.startswith("cifar") and "archive" not in name]
 
 # A failure prints the whole input, however long.

