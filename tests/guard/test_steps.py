@@ -1,5 +1,6 @@
 """Ordinary steps of every kind of training loop are guarded, and none leaks."""
 
+import socket
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -234,10 +235,16 @@ def test_an_optimiser_can_be_watched_twice() -> None:
     assert len(optimizer._optimizer_step_pre_hooks) == hooks
 
 
+TESTS = Path(__file__).parents[1]
+
+
 def test_processes_of_one_training_protect_the_same(tmp_path: Path) -> None:
     """Two processes train with DistributedDataParallel, each on its own half of the data."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
     run = [
-        Forked(["-m", "guard.two_processes", str(rank), str(tmp_path)], Path(__file__).parents[1])
+        Forked(["-m", "guard.two_processes", str(rank), port, str(tmp_path)], TESTS)
         for rank in range(2)
     ]
     outputs = [process.communicate(timeout=300) for process in run]

@@ -13,10 +13,11 @@ from guard.loops import Moves, everything, small, task
 
 def main() -> None:
     """Learn two tasks, each process on its half of the data; save the weights and the leak."""
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    rank, port, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = distributed.FileStore(str(folder / "store"), 2)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    # Not a file store: with one, the two have waited for each other without end.
+    address = f"tcp://127.0.0.1:{port}"
+    distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
     inner = small()
     model = nn.parallel.DistributedDataParallel(inner)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -40,6 +41,7 @@ def main() -> None:
         },
         folder / f"{rank}.pt",
     )
+    distributed.barrier()  # the first has the store
     distributed.destroy_process_group()
 
 
