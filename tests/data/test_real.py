@@ -56,6 +56,10 @@ def test_real_files(root, name, split):
     assert images.images.shape == (len(images), *DATASETS[name].shape)
     assert images.status in ("complete", "subset", "other")
     assert images.complete <= (len(images) == facts.count)
+    if split == "test":  # the smaller one
+        again = load(name, root, split)
+        assert torch.equal(images.images, again.images)
+        assert torch.equal(images.labels, again.labels)
     if name in RELEASED:
         assert images.complete, images.note
         assert images.per_class == facts.per_class

@@ -94,6 +94,7 @@ def evaluate_task_free(
     labelled = zip(tasks, tests, strict=True)
     true_ids = torch.cat([known.tasks[task.id][test.labels] for task, test in labelled])
     discriminant = None if statistics is None else LinearDiscriminant(statistics)
+    class_ids = torch.cat(known.tasks)
     sizes = [len(test) for test in tests]
     correct = torch.zeros(3 if discriminant else 2, sum(sizes), dtype=torch.uint8)
     for index, x in mixed_inputs(net, tasks, tests):
@@ -102,7 +103,7 @@ def evaluate_task_free(
         predicted = [*predict_task_free(net, known, embeddings)]
         if discriminant:
             best = discriminant.scores(embeddings[0]).argmax(1)
-            predicted.append(torch.cat(known.tasks)[best.to(true_ids.device)])
+            predicted.append(class_ids[best.to(class_ids.device)])
         for row, ids in enumerate(predicted):
             correct[row, index] = is_correct(ids == true_ids[index])
     by_task = zip(*(row.split(sizes) for row in world().sum(correct)), strict=True)
