@@ -1,5 +1,7 @@
+import io
 import os
 import struct
+import tempfile
 import threading
 import time
 import warnings
@@ -150,7 +152,8 @@ def test_pictures_are_turned_as_the_camera_says(tmp_path, number, corners, suffi
     image = Image.fromarray(np.array([[0, 60], [120, 180]], np.uint8)).convert("RGB")
     exif = image.getexif()
     exif[0x0112] = number
-    options = {"lossless": True} if suffix == "webp" else {}
+    exact = {"webp": {"lossless": True}}
+    options = exact.get(suffix, {})
     picture = read_picture(saved(tmp_path / f"x.{suffix}", image, exif=exif, **options), 2)
     assert picture[0].flatten().tolist() == [60 * int(corner) for corner in corners]
 
@@ -188,7 +191,7 @@ def test_a_truncated_picture_is_refused(tmp_path, suffix):
 @pytest.mark.parametrize("content", [b"", b"hello\n", b"\x00\x00\x00\x18ftypheic" + bytes(40)])
 def test_other_files_are_refused_with_the_formats_that_are_read(tmp_path, content):
     (tmp_path / "x.jpg").write_bytes(content)
-    refused(read_picture, tmp_path / "x.jpg", 8, match="x.jpg' .* JPEG, PNG, PPM, TIFF or WebP")
+    refused(read_picture, tmp_path / "x.jpg", 8, match="x.jpg' .* BMP, .* or WebP$")
 
 
 def test_a_damaged_file_that_pillow_stumbles_over_is_refused(tmp_path):
@@ -265,7 +268,7 @@ def test_who_stops_does_not_wait_for_the_rest(tmp_path, monkeypatch):
         plain(tmp_path / "a" / f"{number}.png")
     begun = []
 
-    def read_slowly(path, size):
+    def read_slowly(path, size, lock):
         begun.append(path)
         time.sleep(0.002)
         return torch.zeros(3, size, size, dtype=torch.uint8)
@@ -389,7 +392,97 @@ def test_pictures_of_pillow_are_converted_like_files(tmp_path):
 def test_a_picture_of_pillow_that_cannot_be_read_is_refused_by_its_number(tmp_path):
     with Image.open(plain(tmp_path / "x.png")) as closed:
         pass
-    refused(as_pictures, [Image.new("L", (2, 2)), closed], 4, match="picture 2 of the list")
+    refused(as_pictures, [Image.new("L", (2, 2)), closed], 4, match="^1 item.* picture 2 of 2 ")
+
+
+def test_bytes_and_open_files_are_read_like_paths(photos):
+    path = photos / "dog" / "2.png"
+    content = path.read_bytes()
+    expected = read_picture(path, 4)[None]
+    assert at(expected[0], 0, 0) == [2, 0, 0]
+    assert torch.equal(as_pictures(content, 4), expected)
+    with (
+        tempfile.SpooledTemporaryFile() as spooled,
+        tempfile.NamedTemporaryFile() as named,
+        open(path, "rb") as buffered,
+        open(path, "rb", buffering=0) as raw,
+    ):
+        for file in (io.BytesIO(), spooled, named, buffered, raw):
+            if file not in (buffered, raw):
+                file.write(content)  # and stay at the end
+            assert torch.equal(as_pictures(file, 4), expected)
+            assert torch.equal(as_pictures([file, file], 4), expected.expand(2, -1, -1, -1))
+            assert not file.closed
+
+
+def test_a_file_without_a_beginning_is_read_from_where_it_is(photos):
+    content = (photos / "dog" / "2.png").read_bytes()
+    reader, writer = os.pipe()
+    with open(writer, "wb") as file:
+        file.write(content)
+    with open(reader, "rb") as pipe:
+        assert torch.equal(as_pictures(pipe, 4), as_pictures(content, 4))
+
+
+def test_a_list_may_mix_paths_bytes_files_and_pictures_of_pillow(photos):
+    paths = [photos / "dog" / f"{number}.png" for number in range(3)]
+    with open(paths[0], "rb") as file, Image.open(paths[1]) as image:
+        mixed = [image, str(paths[2]), file, paths[1].read_bytes(), image, file, paths[0]]
+        assert as_pictures(mixed, 4)[:, 0, 0, 0].tolist() == [1, 2, 0, 1, 1, 0, 0]
+
+
+def test_open_files_and_pillow_images_are_used_by_one_thread_at_once(monkeypatch):
+    busy, most = [], []
+
+    def use(result):
+        busy.append(None)
+        time.sleep(0.002)
+        most.append(len(busy))
+        busy.pop()
+        return result
+
+    class File(io.BytesIO):
+        def read(self, size=-1):
+            return use(super().read(size))
+
+    square = reading._square
+    file, image = File(), Image.fromarray(pixels(6, 30, 20, 3))
+    image.save(file, "PNG")
+    expected = as_pictures(image, 8)[0]
+    monkeypatch.setattr(reading, "THREADS", 4)
+    monkeypatch.setattr(
+        reading,
+        "_square",
+        lambda given, size: use(square(given, size)) if given is image else square(given, size),
+    )
+    for picture in as_pictures([image, file] * 20, 8):
+        assert torch.equal(picture, expected)
+    assert most == [1] * 40
+
+
+def test_what_cannot_be_read_in_a_mixed_list_is_listed(photos):
+    closed = io.BytesIO()
+    closed.close()
+    sound = photos / "dog" / "1.png"
+    with open(photos / "notes.txt") as text:
+        bad = [photos / "none.png", b"no picture", closed, text]
+        message = refused(as_pictures, [sound, *bad], 4, match="^4 item.*; leave them out$")
+        for part in ("none.png' (No such", "picture 3 of 5 (cannot identify", "4 of 5 (I/O"):
+            assert part in message
+        assert "picture 5 of 5 (it gives str instead of bytes, open it in mode 'rb')" in message
+
+
+def test_pictures_are_read_with_what_they_came_from(photos):
+    content = (photos / "dog" / "1.png").read_bytes()
+    given = [content, str(photos / "dog"), b"no picture"]
+    images, sources, skipped = read_pictures(given, 4, skip_bad=True)
+    assert images[:, 0, 0, 0].tolist() == [1, 0, 1, 2]
+    assert sources == [content, *(photos / "dog" / f"{number}.png" for number in range(3))]
+    assert [(source, reason[:15]) for source, reason in skipped] == [
+        (b"no picture", "cannot identify")
+    ]
+    refused(read_pictures, given, 4, match=r"1 item.*: picture 5 of 5 .*skip_bad=True$")
+    refused(read_pictures, [5], 4, match="^int cannot be read as pictures")
 
 
 def test_tensors_of_the_right_size_are_taken_as_they_are():
@@ -426,7 +519,9 @@ def test_tensors_are_scaled_as_files_are():
         ([], "list is empty"),
         (5, "int cannot be read"),
         (None, "NoneType cannot be read"),
-        (["x.png", Image.new("L", (2, 2))], "Image, str cannot be read"),
+        (["x.png", 5, None], "^NoneType, int cannot be read"),
+        (["x.png", Image.new("L", (2, 2))], "^1 file.*x.png' .No such file"),
+        (b"", "picture 1 of 1 .cannot identify"),
         ([torch.zeros(3, 4, 4)], "Tensor cannot be read"),
         ("none.png", "none.png' .No such file"),
         (["none.png", "nor this.png"], "2 file.*none.png' .No such file.*nor this.png'"),

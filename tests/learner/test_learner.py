@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from classgrad import CGP, GPM, Learner, Training
@@ -13,6 +14,7 @@ from classgrad.methods import Finetune
 from classgrad.methods.projection.forecast import epsilons, layer_forecast
 from classgrad.training.loop import LossNotFinite
 from oracles.models import built
+from photos import EDGE, photos
 
 QUICK = Training(epochs=12, batch_size=16, learning_rate=0.1)
 
@@ -97,6 +99,19 @@ def test_an_image_alone_is_predicted_as_among_others_to_the_bit(learner):
     together = learner.predict(x)
     assert [learner.predict(x[i])[0] for i in range(len(x))] == together
     assert named(learner.predict(x, batch_size=7)) == named(together)
+
+
+def test_paths_bytes_open_files_and_pillow_images_are_predicted_alike(tmp_path):
+    folder = photos(tmp_path, "ant", "bee", count=4)
+    one = Learner(network="mlp", size=EDGE, training=Training(epochs=1))
+    one.learn("insects", folder)
+    path = folder / "ant" / "00.png"
+    expected = one.predict(path)
+    assert one.predict(folder / "bee" / "00.png") != expected
+    with open(path, "rb") as file, Image.open(path) as image:
+        for given in (path.read_bytes(), file, image):
+            assert one.predict(given) == expected
+        assert one.predict([image, str(path), file, path.read_bytes()]) == expected * 4
 
 
 def test_saved_and_loaded_it_is_the_same_and_learns_on_the_same(tmp_path, learner):

@@ -1,22 +1,25 @@
 """A user's own pictures: files, folders of classes, Pillow images or tensors.
 
-All become square RGB images, (3, size, size) uint8. A file may be BMP, GIF, JPEG, PNG, PPM, TIFF or
-WebP, of up to 25 million pixels. It is rotated as its EXIF orientation says and scaled to the
-square, whatever its proportions. Grey becomes three equal channels, of 16 bits the upper 8 are
-kept, and transparent parts become white. Of an animation or several pages, the first picture is
-read. Colour profiles are ignored. In every folder, names that begin with a dot are ignored, and
-files are sorted by name.
+All become square RGB images, (3, size, size) uint8. A file may be BMP, GIF, JPEG, PNG, PPM,
+TIFF or WebP, of up to 25 million pixels. It is
+rotated as its EXIF orientation says and scaled to the square, whatever its proportions. Grey
+becomes three equal channels, of 16 bits the upper 8 are kept, and transparent parts become white.
+Of an animation or several pages, the first picture is read. Colour profiles are ignored. In every
+folder, names that begin with a dot are ignored, and files are sorted by name.
 """
 
+import io
 import os
 import stat
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from threading import Lock
+from typing import IO, TypeGuard, overload
 
 import numpy as np
 import torch
@@ -26,6 +29,8 @@ from torch.nn import functional
 
 from classgrad.errors import UserError, shown
 
+# A picture: the path of a file, its content, a file that is open for reading bytes, a Pillow image.
+Source = str | Path | bytes | IO[bytes] | Image.Image
 Skipped = tuple[Path, str]
 Progress = Callable[[int, int], object]
 
@@ -64,59 +69,83 @@ class Unreadable(ValueError):
     """A picture cannot be decoded; the message is one line, without the name of the file."""
 
 
-def from_files(
-    files: Sequence[Path], size: int, progress: Progress | None = None
-) -> tuple[Tensor, list[int], list[Skipped]]:
-    """Read files in several threads.
+def _read(
+    sources: Sequence[Source], size: int, progress: Progress | None = None
+) -> tuple[Tensor, list[int], dict[int, str]]:
+    """Read pictures in several threads.
 
-    Return the pictures in the order of their files, the indices of these among all files, and the
-    files that cannot be read, each with the reason.
+    Return those that can be read, in their order, the indices of these among all, and for each
+    other index the reason.
     """
-    images = torch.empty(len(files), 3, size, size, dtype=torch.uint8)
+    images = torch.empty(len(sources), 3, size, size, dtype=torch.uint8)
     kept: list[int] = []
-    bad: list[Skipped] = []
+    bad: dict[int, str] = {}
+    lock = Lock()
+
+    def attempt(source: Source) -> Tensor | str:
+        return _attempt(source, size, lock)
+
     for plugin in PLUGINS.values():  # now, as threads should not do it at the same time
         import_module(f"PIL.{plugin}")
     # Warnings are off around all threads, as the filter is global. If an error ends the loop early,
-    # `map` cancels the files that were not begun.
+    # `map` cancels the files that were not begun, provided that no name refers to it.
     with _without_warnings(), ThreadPoolExecutor(THREADS) as pool:
-        for index, result in enumerate(pool.map(lambda file: _attempt(file, size), files)):
+        for index, result in enumerate(pool.map(attempt, sources)):
             if isinstance(result, str):
-                bad.append((files[index], result))
+                bad[index] = result
             else:
                 images[len(kept)] = result
                 kept.append(index)
             if progress is not None:
-                progress(index + 1, len(files))
+                progress(index + 1, len(sources))
     return images[: len(kept)], kept, bad
 
 
-def from_file(path: Path, size: int) -> Tensor:
-    """Read a picture; raise `Unreadable` if that fails."""
-    with _without_warnings():
-        result = _attempt(path, size)
-    if isinstance(result, str):
-        raise Unreadable(result)
-    return result
+def _attempt(source: Source, size: int, lock: Lock) -> Tensor | str:
+    """Return a picture, or the reason why it cannot be read.
 
-
-def from_pillow(image: Image.Image, size: int) -> Tensor:
-    """Convert a Pillow image; raise `Unreadable` if that fails."""
-    with _without_warnings(), _as_unreadable():
-        return _square(image, size)
-
-
-def _attempt(path: Path, size: int) -> Tensor | str:
-    """Return the picture in a file, or the reason why it cannot be read."""
+    The lock is for open files and Pillow images: a list may have the same one several times, and
+    two threads must not use it at once.
+    """
     try:
         with _as_unreadable():
-            # Opening a pipe would wait for someone to write to it.
-            if not stat.S_ISREG(os.stat(path).st_mode):
-                raise Unreadable("it is not a file")
-            with Image.open(path, formats=FORMATS) as image:
+            if isinstance(source, Image.Image):
+                with lock:
+                    return _square(source, size)
+            with (
+                _opened(source, lock) as file,
+                Image.open(file, formats=FORMATS) as image,
+            ):
                 return _square(image, size)
     except Unreadable as error:
         return str(error)
+
+
+@contextmanager
+def _opened(source: str | Path | bytes | IO[bytes], lock: Lock) -> Iterator[IO[bytes]]:
+    """Open a file that can be read from any place."""
+    if isinstance(source, str | Path):
+        # Opening a pipe would wait for someone to write to it.
+        if not stat.S_ISREG(os.stat(source).st_mode):
+            raise Unreadable("it is not a file")
+        with open(source, "rb") as file:
+            yield file
+    elif isinstance(source, bytes):
+        yield io.BytesIO(source)
+    else:
+        with lock:
+            content = _content(source)
+        yield io.BytesIO(content)
+
+
+def _content(file: IO[bytes]) -> bytes:
+    with suppress(AttributeError, OSError):  # in a pipe there is no way back
+        file.seek(0)
+    content = file.read()
+    if not isinstance(content, bytes):
+        kind = type(content).__name__
+        raise Unreadable(f"it gives {kind} instead of bytes, open it in mode 'rb'")
+    return content
 
 
 def _without_warnings() -> AbstractContextManager[object]:
@@ -199,10 +228,11 @@ class Pictures:
 def read_picture(path: str | Path, size: int) -> Tensor:
     """Read the picture in a file: (3, size, size) uint8."""
     file = _path(path)
-    try:
-        return from_file(file, size)
-    except Unreadable as error:
-        raise unreadable(file, str(error)) from None
+    with _without_warnings():
+        result = _attempt(file, size, Lock())
+    if isinstance(result, str):
+        raise unreadable(file, result)
+    return result
 
 
 def read_class_folders(
@@ -216,26 +246,29 @@ def read_class_folders(
     """
     folders = _class_folders(_path(path))
     by_folder = [picture_files(folder) for folder in folders]
-    images, kept, bad = from_files([file for files in by_folder for file in files], size, progress)
+    files = [file for files in by_folder for file in files]
+    images, kept, bad = _read(files, size, progress)
     if bad and not skip_bad:
-        raise _skippable(bad)
+        raise _skippable(files, bad)
     lengths = torch.tensor([len(files) for files in by_folder])
     labels = torch.arange(len(folders)).repeat_interleave(lengths)[torch.tensor(kept).long()]
     for label, folder in enumerate(folders):
         if not (labels == label).any():
-            skipped = [(file, reason) for file, reason in bad if file.parent == folder]
+            inside = {index: bad[index] for index in bad if files[index].parent == folder}
             raise UserError(
-                f"no picture is left in class folder '{shown(folder)}': {_listed(skipped)}"
+                f"no picture is left in class folder '{shown(folder)}': {_listed(files, inside)}"
             )
-    return Pictures(images, labels, tuple(folder.name for folder in folders), bad)
+    skipped = [(files[index], reason) for index, reason in bad.items()]
+    return Pictures(images, labels, tuple(folder.name for folder in folders), skipped)
 
 
 def as_pictures(value: object, size: int) -> Tensor:
     """Return pictures as a tensor (n, 3, size, size).
 
-    `value` is the path of a file or of a folder, a Pillow image, a list of paths or of Pillow
-    images, or a tensor (3, H, W) or (n, 3, H, W) of uint8 or of floats from 0 to 1. The result is
-    uint8, or float if a tensor of floats is given.
+    `value` is the path of a folder; a picture, as the path or content of a file, a file that is
+    open for reading bytes, or a Pillow image; a list of such pictures; or a tensor (3, H, W) or
+    (n, 3, H, W) of uint8 or of floats from 0 to 1. Open files are read from their beginning and
+    stay open. The result is uint8, or float if a tensor of floats is given.
     """
     if isinstance(value, Tensor):
         return _from_tensor(value, size)
@@ -244,41 +277,56 @@ def as_pictures(value: object, size: int) -> Tensor:
     given = list(value) if isinstance(value, list | tuple) else [value]
     if not given:
         raise UserError("no picture is given: the list is empty")
-    files = [_path(item) for item in given if isinstance(item, str | Path)]
-    if len(files) == len(given):
-        return _from_files(files, size)
-    images = [item for item in given if isinstance(item, Image.Image)]
-    if len(images) == len(given):
-        return torch.stack(
-            [_from_pillow(image, size, n) for n, image in enumerate(images, start=1)]
-        )
-    kinds = ", ".join(sorted({type(item).__name__ for item in given}))
-    raise UserError(
-        f"{kinds} cannot be read as pictures: give the path of a file or a folder, a Pillow image, "
-        "a list of paths or images, or a tensor (n, 3, H, W)"
-    )
+    sources = _sources(given)
+    images, _, bad = _read(sources, size)
+    if bad:
+        raise UserError(f"{_listed(sources, bad)}; leave them out")
+    return images
 
 
+@overload
 def read_pictures(
-    paths: Sequence[str | Path],
+    given: Sequence[str | Path],
     size: int,
     skip_bad: bool = False,
     progress: Progress | None = None,
-) -> tuple[Tensor, list[Path], list[Skipped]]:
-    """Read files, and all files of folders.
+) -> tuple[Tensor, list[Path], list[Skipped]]: ...
 
-    Return the pictures, their files, and the files left out with `skip_bad`, each with the reason.
-    `progress` is as in `read_class_folders`.
+
+@overload
+def read_pictures(
+    given: Sequence[Source],
+    size: int,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Tensor, Sequence[Source], Sequence[tuple[Source, str]]]: ...
+
+
+def read_pictures(
+    given: Sequence[Source],
+    size: int,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Tensor, Sequence[Source], Sequence[tuple[Source, str]]]:
+    """Read pictures as `as_pictures` takes them, and all files of folders.
+
+    Return the pictures, from what each was read, and what was left out with `skip_bad`, each with
+    the reason; what was given as a path, or is in a folder, is a `Path` there. `progress` is as in
+    `read_class_folders`.
     """
-    files: list[Path] = []
-    for path in map(_path, paths):
-        files += picture_files(path) if os.path.isdir(path) else [path]
-    images, kept, bad = from_files(files, size, progress)
+    sources: list[Source] = []
+    for source in _sources(given):
+        if isinstance(source, Path) and os.path.isdir(source):
+            sources += picture_files(source)
+        else:
+            sources.append(source)
+    images, kept, bad = _read(sources, size, progress)
     if bad and not skip_bad:
-        raise _skippable(bad)
+        raise _skippable(sources, bad)
     if not kept:
-        raise UserError(f"no picture is left: {_listed(bad)}")
-    return images, [files[index] for index in kept], bad
+        raise UserError(f"no picture is left: {_listed(sources, bad)}")
+    skipped = [(sources[index], reason) for index, reason in bad.items()]
+    return images, [sources[index] for index in kept], skipped
 
 
 def picture_files(folder: Path) -> list[Path]:
@@ -329,29 +377,44 @@ def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
     return folders, [path for path in paths if not os.path.isdir(path)]
 
 
-def _skippable(bad: Sequence[Skipped]) -> UserError:
+def _sources(given: Sequence[object]) -> list[Source]:
+    """Return pictures with paths as `Path`, and refuse what is none."""
+    sources = [item for item in given if _is_source(item)]
+    if len(sources) < len(given):
+        kinds = ", ".join(sorted({type(item).__name__ for item in given if not _is_source(item)}))
+        raise UserError(
+            f"{kinds} cannot be read as pictures: give the path of a file or a folder, the bytes "
+            "of a file or a file open for reading them, a Pillow image, a list of these, or a "
+            "tensor (n, 3, H, W)"
+        )
+    return [_path(item) if isinstance(item, str | Path) else item for item in sources]
+
+
+def _is_source(item: object) -> TypeGuard[Source]:
+    # Not every open file is an io.IOBase: temporary ones and those of archives need not be.
+    return isinstance(item, str | Path | bytes | Image.Image) or callable(
+        getattr(item, "read", None)
+    )
+
+
+def _skippable(sources: Sequence[Source], bad: Mapping[int, str]) -> UserError:
     advice = "remove them, or leave them out with skip_bad=True"
-    return UserError(f"{_listed(bad)}; {advice}", hint="skip_bad")
+    return UserError(f"{_listed(sources, bad)}; {advice}", hint="skip_bad")
 
 
-def _listed(bad: Sequence[Skipped]) -> str:
-    listed = ", ".join(f"'{shown(file)}' ({reason})" for file, reason in bad[:MAX_LISTED])
+def _listed(sources: Sequence[Source], bad: Mapping[int, str]) -> str:
+    kind = "file(s)" if all(isinstance(sources[index], Path) for index in bad) else "item(s)"
+    first = list(bad)[:MAX_LISTED]
+    listed = ", ".join(f"{_name(sources, index)} ({bad[index]})" for index in first)
     more = f" and {len(bad) - MAX_LISTED:,} more" if len(bad) > MAX_LISTED else ""
-    return f"{len(bad):,} file(s) cannot be read as pictures: {listed}{more}"
+    return f"{len(bad):,} {kind} cannot be read as pictures: {listed}{more}"
 
 
-def _from_files(files: Sequence[Path], size: int) -> Tensor:
-    images, _, bad = from_files(files, size)
-    if bad:
-        raise UserError(f"{_listed(bad)}; leave them out")
-    return images
-
-
-def _from_pillow(image: Image.Image, size: int, number: int) -> Tensor:
-    try:
-        return from_pillow(image, size)
-    except Unreadable as error:
-        raise UserError(f"picture {number} of the list cannot be read: {error}") from None
+def _name(sources: Sequence[Source], index: int) -> str:
+    source = sources[index]
+    if isinstance(source, Path):
+        return f"'{shown(source)}'"
+    return f"picture {index + 1} of {len(sources)}"
 
 
 def _from_tensor(images: Tensor, size: int) -> Tensor:

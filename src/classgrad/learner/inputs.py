@@ -5,17 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL.Image import Image as Picture
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from classgrad.data.pictures import read_class_folders
+from classgrad.data.pictures import Source, read_class_folders
 from classgrad.errors import UserError
 from classgrad.tasks import Split
 
 # What a user may give to learn from, and to predict.
 Data = str | Path | Split | tuple[Any, Any] | Iterable[tuple[Any, Any]] | Dataset[Any]
-Images = Tensor | str | Path | Picture | Sequence[str | Path] | Sequence[Picture]
+Images = Tensor | Source | Sequence[Source]
 
 
 def as_split(
