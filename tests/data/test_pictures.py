@@ -1,6 +1,8 @@
 import io
 import os
 import struct
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -9,7 +11,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from classgrad.data import pictures as reading
 from classgrad.data.pictures import (
@@ -208,6 +210,193 @@ def test_too_many_pixels_are_refused_before_they_are_read(tmp_path):
     refused(read_picture, path, 8, match="x.png' .* 5001 x 5000 pixels are too many")
     path.write_bytes(path.read_bytes()[:100])
     refused(read_picture, path, 8, match="too many")
+
+
+# Large JPEGs
+
+
+def photograph(width, height, seed=1):
+    """Make a picture with large and small things in it, and a little grain."""
+    rng = np.random.default_rng(seed)
+    channels = []
+    for _ in range(3):
+        layers = [rng.normal(0, 25, (edge, edge)).astype(np.float32) for edge in (4, 16, 64, 256)]
+        sizes = ((width, height),) * len(layers)
+        spread = [
+            Image.fromarray(layer).resize(to) for layer, to in zip(layers, sizes, strict=True)
+        ]
+        channels.append(sum(np.asarray(layer) for layer in spread))
+    grain = rng.normal(0, 5, (height, width, 1))
+    return np.clip(np.stack(channels, -1) + grain + 128, 0, 255).astype(np.uint8)
+
+
+def decoded_in_full(path, size):
+    """Return what Pillow makes of a file at its full size."""
+    with Image.open(path) as image:
+        scaled = ImageOps.exif_transpose(image).resize((size, size), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(scaled)).permute(2, 0, 1)
+
+
+def segment(marker, content):
+    return bytes((0xFF, marker)) + struct.pack(">H", len(content) + 2) + content
+
+
+BASELINE, PROGRESSIVE, LOSSLESS = 0xC0, 0xC2, 0xC3
+
+
+def grey_jpeg(width, height, frame=BASELINE, components=1, scans=1):
+    """Return a grey JPEG that takes few bits per pixel, so that even a huge one is made quickly.
+
+    All differences are zero, and the code of a zero is one bit, 0.
+    """
+    table = bytes((1, *[0] * 15, 0))
+    tables = b"".join(segment(0xC4, bytes((kind,)) + table) for kind in (0x00, 0x10))
+    numbers = range(1, components + 1)
+    about = b"".join(bytes((number, 0x11, 0)) for number in numbers)
+    frame_segment = segment(frame, struct.pack(">BHHB", 8, height, width, components) + about)
+    # Coefficients 0 to 63; of a progressive one only coefficient 0; for a lossless one predictor 1.
+    last = {BASELINE: (0, 63, 0), PROGRESSIVE: (0, 0, 0), LOSSLESS: (1, 0, 0)}[frame]
+    blocks = -(-width // 8) * -(-height // 8)
+    bits = {BASELINE: 2 * blocks, PROGRESSIVE: blocks, LOSSLESS: width * height}[frame]
+    per_scan = components // scans
+    parts = [b"\xff\xd8", segment(0xDB, bytes((0, *[1] * 64))), frame_segment, tables]
+    for scan in range(scans):
+        inside = numbers[scan * per_scan : (scan + 1) * per_scan]
+        chosen = b"".join(bytes((number, 0)) for number in inside)
+        parts.append(segment(0xDA, bytes((per_scan,)) + chosen + bytes(last)))
+        parts.append(bytes(bits * per_scan // 8 + 1))
+    return b"".join((*parts, b"\xff\xd9"))
+
+
+def written(path, content):
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_a_large_jpeg_is_nearly_what_its_full_size_gives(tmp_path, turn, progressive):
+    image = Image.fromarray(photograph(1001, 803))
+    exif = image.getexif()
+    exif[0x0112] = turn
+    options = {"quality": 90, "progressive": progressive, "exif": exif}
+    path = saved(tmp_path / "x.jpg", image, **options)
+    difference = read_picture(path, 100).float() - decoded_in_full(path, 100).float()
+    # With the last row and column not cut at the edge of the picture it is 2.7 and 22.
+    assert 0.3 < difference.abs().mean() < 0.8
+    assert 2 <= difference.abs().max() <= 8
+    assert difference.mean().abs() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("size", "differs"), [((512, 512), True), ((511, 900), False), ((900, 511), False)]
+)
+def test_a_jpeg_of_less_than_four_times_the_size_is_decoded_in_full(tmp_path, size, differs):
+    path = saved(tmp_path / "x.jpg", photograph(*size))
+    assert torch.equal(read_picture(path, 128), decoded_in_full(path, 128)) != differs
+
+
+@pytest.mark.parametrize(
+    ("size", "decoded"),
+    [
+        ((63, 64), (63, 64)),
+        ((64, 64), (32, 32)),
+        ((127, 200), (64, 100)),
+        ((200, 129), (50, 33)),
+        ((255, 256), (64, 64)),
+        ((256, 257), (32, 33)),
+        ((9000, 256), (1125, 32)),
+        ((256, 9000), (32, 1125)),
+    ],
+)
+def test_what_is_decoded_has_at_least_twice_the_size(tmp_path, monkeypatch, size, decoded):
+    seen = []
+    resize = Image.Image.resize
+
+    def observed(image, *given, **options):
+        seen.append(image.size)
+        return resize(image, *given, **options)
+
+    monkeypatch.setattr(Image.Image, "resize", observed)
+    content = grey_jpeg(*size, components=3)
+    assert read_picture(written(tmp_path / "x.jpg", content), 16).unique().tolist() == [128]
+    assert seen == [decoded]
+
+
+def test_a_jpeg_that_cannot_be_decoded_smaller_is_read_in_full(tmp_path):
+    content = grey_jpeg(800, 600, LOSSLESS)
+    assert read_picture(written(tmp_path / "x.jpg", content), 8).unique().tolist() == [128]
+    # A marker may be padded, and junk may come before one.
+    for junk in (b"\xff", b"junk"):
+        padded = grey_jpeg(80, 60).replace(b"\xff\xc0", junk + b"\xff\xc0")
+        assert read_picture(written(tmp_path / "x.jpg", padded), 8).unique().tolist() == [128]
+
+
+def test_a_damaged_large_jpeg_is_refused(tmp_path):
+    content = grey_jpeg(800, 600, components=3)
+    for length in (3, 4, 30, 100, 200, 240, 300, len(content) // 2):
+        path = written(tmp_path / "x.jpg", content[:length])
+        refused(read_picture, path, 8, match="x.jpg' is not an image that can be read: ")
+    path = written(tmp_path / "x.jpg", content.replace(b"\xff\xdb", b"\xff\xfe"))
+    refused(read_picture, path, 8, match="broken data stream")  # as it has no factors
+
+
+def test_a_jpeg_of_one_scan_may_have_205_million_pixels(tmp_path):
+    path = written(tmp_path / "x.jpg", grey_jpeg(16384, 12288))
+    assert read_picture(path, 8).unique().tolist() == [128]
+    path = written(tmp_path / "x.jpg", grey_jpeg(16384, 12513)[:400])
+    refused(read_picture, path, 8, match="x.jpg' .* 16384 x 12513 pixels are too many, scale")
+    path = written(tmp_path / "x.jpg", grey_jpeg(16384, 12512)[:400])
+    refused(read_picture, path, 8, match="truncated")
+    path = written(tmp_path / "x.jpg", grey_jpeg(65535, 2)[:400].replace(b"\0\2\xff", b"\xff" * 3))
+    refused(read_picture, path, 8, match="65535 x 65535 pixels are too many")
+
+
+def test_a_jpeg_of_several_scans_may_have_25_million_pixels(tmp_path):
+    for options in ({"frame": PROGRESSIVE}, {"components": 3, "scans": 3}):
+        path = written(tmp_path / "x.jpg", grey_jpeg(5000, 5000, **options))
+        assert read_picture(path, 8).unique().tolist() == [128]
+        path = written(tmp_path / "x.jpg", grey_jpeg(5001, 5000, **options)[:400])
+        refused(read_picture, path, 8, match="5001 x 5000 pixels are too many for a progressive")
+
+
+def test_a_jpeg_may_not_have_more_than_25_million_pixels_once_it_is_decoded(tmp_path):
+    path = written(tmp_path / "x.jpg", grey_jpeg(50_000, 1024)[:400])
+    refused(read_picture, path, 512, match="50000 x 1024 pixels are too many, scale")
+    path = written(tmp_path / "x.jpg", grey_jpeg(50_000, 2048)[:400])
+    refused(read_picture, path, 512, match="50000 x 2048 pixels are too many, scale")
+    assert read_picture(written(path, grey_jpeg(50_000, 1024)), 64).unique().tolist() == [128]
+
+
+PEAK = """
+import re, sys
+from pathlib import Path
+from classgrad.data.pictures import read_picture
+
+def highest():
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+
+for path in sys.argv[1:]:
+    Path("/proc/self/clear_refs").write_text("5")  # what was highest until now is forgotten
+    before = highest()
+    read_picture(path, 128)
+    print((highest() - before) / 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_large_jpegs_take_little_memory(tmp_path):
+    contents = {
+        "first": grey_jpeg(16, 16),
+        "large": grey_jpeg(16384, 12288, components=3),
+        "progressive": grey_jpeg(5000, 5000, PROGRESSIVE, components=3),
+    }
+    paths = [written(tmp_path / name, content) for name, content in contents.items()]
+    command = [sys.executable, "-c", PEAK, *paths]
+    ended = subprocess.run(command, capture_output=True, check=True, text=True)
+    _, large, progressive = map(float, ended.stdout.split())
+    assert 10 < large < 50  # 3.2 million pixels of 4 bytes, as an eighth is decoded
+    assert 130 < progressive < 200  # 75 million coefficients of 2 bytes
 
 
 def test_what_is_no_file_is_refused(tmp_path):

@@ -16,6 +16,8 @@ from fuzz.target import Strategy, Target
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
 MODES = ("RGB", "P", "L", "RGBA", "LA", "CMYK", "1", "I")
 SIZE = 12
+SCALED = 8
+LARGE = 4 * SCALED + 5  # a JPEG of this size is decoded at a half, its last columns in part
 
 
 def _make(folder: Path) -> Path:
@@ -26,26 +28,29 @@ def _make(folder: Path) -> Path:
     return folder / "task/a/0.png"
 
 
-def _picture(mode: str) -> Image.Image:
-    return Image.fromarray(datafiles.pixels(1, SIZE, SIZE, 3)).convert(mode)
+def _picture(mode: str, size: int = SIZE) -> Image.Image:
+    return Image.fromarray(datafiles.pixels(1, size, size, 3)).convert(mode)
 
 
-def _sound(kind: str, mode: str) -> bytes:
-    picture, file = _picture(mode), io.BytesIO()
+def _sound(kind: str, picture: Image.Image, **options: bool) -> bytes:
+    file = io.BytesIO()
     exif = picture.getexif()
     exif[0x0112] = 6  # lies on its side
     with contextlib.suppress(OSError, ValueError):  # the format does not have this mode
-        picture.save(file, kind, exif=exif)
+        picture.save(file, kind, exif=exif, **options)
     return file.getvalue()
 
 
 def _inputs(sound: bytes) -> Strategy:
-    seeds = [_sound(kind, mode) for kind in FORMATS for mode in MODES]
+    seeds = [_sound(kind, _picture(mode)) for kind in FORMATS for mode in MODES]
+    for mode in ("RGB", "L", "CMYK"):
+        for progressive in (False, True):
+            seeds.append(_sound("JPEG", _picture(mode, LARGE), progressive=progressive))
     return st.sampled_from([seed for seed in seeds if seed]).flatmap(mutated) | png_files(SIZE)
 
 
 def _read(folder: Path) -> None:
-    assert benchmarks.folder(folder, image_size=8).input_shape == (3, 8, 8)
+    assert benchmarks.folder(folder, image_size=SCALED).input_shape == (3, SCALED, SCALED)
 
 
 TARGETS = (Target("picture", _make, _read, _inputs),)
