@@ -23,7 +23,7 @@ from classgrad.data.pictures import (
 from classgrad.errors import UserError
 from data.datafiles import pixels
 
-SUFFIXES = ["bmp", "gif", "jpg", "png", "ppm", "tif", "webp"]
+SUFFIXES = ["avif", "bmp", "gif", "jpg", "png", "ppm", "tif", "webp"]
 RED, WHITE, BLACK = [255, 0, 0], [255, 255, 255], [0, 0, 0]
 
 
@@ -149,12 +149,12 @@ UPRIGHT = {1: "0123", 2: "1032", 3: "3210", 4: "2301", 5: "0213", 6: "2031", 7: 
 
 
 @pytest.mark.parametrize(("number", "corners"), UPRIGHT.items())
-@pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
+@pytest.mark.parametrize("suffix", ["avif", "png", "tif", "webp"])
 def test_pictures_are_turned_as_the_camera_says(tmp_path, number, corners, suffix):
     image = Image.fromarray(np.array([[0, 60], [120, 180]], np.uint8)).convert("RGB")
     exif = image.getexif()
     exif[0x0112] = number
-    exact = {"webp": {"lossless": True}}
+    exact = {"webp": {"lossless": True}, "avif": {"quality": 100}}
     options = exact.get(suffix, {})
     picture = read_picture(saved(tmp_path / f"x.{suffix}", image, exif=exif, **options), 2)
     assert picture[0].flatten().tolist() == [60 * int(corner) for corner in corners]
@@ -170,7 +170,7 @@ def test_remarks_of_the_camera_that_make_no_sense_do_no_harm(tmp_path):
     assert at(read_picture(saved(tmp_path / "x.png", image, exif=raw), 2), 0, 0) == RED
 
 
-@pytest.mark.parametrize("suffix", ["gif", "tif", "webp", "png"])
+@pytest.mark.parametrize("suffix", ["avif", "gif", "tif", "webp", "png"])
 def test_the_first_picture_of_several_is_read(tmp_path, suffix):
     first, second = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
     path = saved(tmp_path / f"x.{suffix}", first, save_all=True, append_images=[second])
@@ -193,7 +193,7 @@ def test_a_truncated_picture_is_refused(tmp_path, suffix):
 @pytest.mark.parametrize("content", [b"", b"hello\n", b"\x00\x00\x00\x18ftypheic" + bytes(40)])
 def test_other_files_are_refused_with_the_formats_that_are_read(tmp_path, content):
     (tmp_path / "x.jpg").write_bytes(content)
-    refused(read_picture, tmp_path / "x.jpg", 8, match="x.jpg' .* BMP, .* or WebP$")
+    refused(read_picture, tmp_path / "x.jpg", 8, match="x.jpg' .* AVIF, BMP, .* or WebP$")
 
 
 def test_a_damaged_file_that_pillow_stumbles_over_is_refused(tmp_path):

@@ -13,7 +13,7 @@ from fuzz.binaries import png_files
 from fuzz.mutations import mutated
 from fuzz.target import Strategy, Target
 
-FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
+FORMATS = ("AVIF", "PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
 MODES = ("RGB", "P", "L", "RGBA", "LA", "CMYK", "1", "I")
 SIZE = 12
 SCALED = 8

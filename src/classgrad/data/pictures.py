@@ -1,6 +1,6 @@
 """A user's own pictures: files, folders of classes, Pillow images or tensors.
 
-All become square RGB images, (3, size, size) uint8. A file may be BMP, GIF, JPEG, PNG, PPM,
+All become square RGB images, (3, size, size) uint8. A file may be AVIF, BMP, GIF, JPEG, PNG, PPM,
 TIFF or WebP, of up to 25 million pixels, or 205 million in a JPEG that is not progressive. It is
 rotated as its EXIF orientation says and scaled to the square, whatever its proportions. Grey
 becomes three equal channels, of 16 bits the upper 8 are kept, and transparent parts become white.
@@ -39,6 +39,7 @@ Progress = Callable[[int, int], object]
 # With Pillow's plugin for each. Not all that Pillow reads: EPS, for example, is a program that
 # another program would run.
 PLUGINS = {
+    "AVIF": "AvifImagePlugin",
     "BMP": "BmpImagePlugin",
     "GIF": "GifImagePlugin",
     "JPEG": "JpegImagePlugin",
@@ -56,7 +57,9 @@ MAX_PIXELS = 25_000_000
 # took 588 and 1164 megabytes, and one of `MAX_PIXELS` takes up to 200.
 MAX_PIXELS_OF_ONE_SCAN = 205_000_000
 
-# Each thread holds one picture, which takes up to 300 megabytes if it is decoded in full size.
+# Each thread holds one picture, which takes up to 300 megabytes if it is decoded in full size. An
+# AVIF that is made to do harm can take more: libavif decodes it in the size that its AV1 data give,
+# up to 268 million pixels of about 4 bytes, and then scales it to the size that the file declares.
 THREADS = min(4, os.cpu_count() or 1)
 
 ALPHA_MODES = ("RGBA", "LA", "PA")
@@ -167,7 +170,9 @@ def _as_unreadable() -> Iterator[None]:
     except MemoryError:  # the number of pixels is limited, so a length in the file is wrong
         raise Unreadable("it asks for more memory than there is") from None
     except UnidentifiedImageError:
-        raise Unreadable("cannot identify it as BMP, GIF, JPEG, PNG, PPM, TIFF or WebP") from None
+        raise Unreadable(
+            "cannot identify it as AVIF, BMP, GIF, JPEG, PNG, PPM, TIFF or WebP"
+        ) from None
     except Exception as error:  # a damaged file makes decoders fail in any way
         reason = error.strerror if isinstance(error, OSError) else None
         raise Unreadable(shown(reason or str(error) or type(error).__name__)) from None
