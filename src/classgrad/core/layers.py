@@ -171,10 +171,14 @@ class ConvolutionKind(LayerKind[Convolution]):
     def rows(self, layer: Convolution, x: Tensor, patch_stride: int = 1) -> Tensor:
         """Unfold (n, C, *size) into patches (n * positions, C * kernel)."""
         axes = len(layer.kernel_size)
-        x = _unfold(layer, x, range(axes), patch_stride)
+        x = self.patches(layer, x, patch_stride)
         # (n, C, *positions, *kernel) -> (n, *positions, C, *kernel)
         order = [0, *range(2, 2 + axes), 1, *range(2 + axes, 2 + 2 * axes)]
         return x.permute(order).reshape(-1, x.shape[1] * math.prod(layer.kernel_size))
+
+    def patches(self, layer: Convolution, x: Tensor, patch_stride: int = 1) -> Tensor:
+        """View (n, C, *size), padded, as patches (n, C, *positions, *kernel)."""
+        return _unfold(layer, x, range(len(layer.kernel_size)), patch_stride)
 
     def gram(self, layer: Convolution, x: Tensor) -> Tensor:
         """Return C Cᵀ of the patches of (n, C, *size) (d x d, float64).

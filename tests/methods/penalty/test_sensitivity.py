@@ -1,6 +1,7 @@
-"""ChannelSums over gradients per sample, against one backward pass for each sample."""
+"""Sums over gradients per sample, against one backward pass for each sample."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from classgrad import networks
 from classgrad.errors import UserError
 from classgrad.methods.penalty import sensitivity as module
 from classgrad.methods.penalty.sensitivity import per_sample_sums, sensitivity
+from classgrad.networks.layers import TaskBatchNorm
 from oracles.models import built, in_turn, normal
 from oracles.sensitivities import logits_apart, one_by_one
 from streams import blobs
@@ -94,7 +96,7 @@ def through(model, x):
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-@pytest.mark.parametrize("chunk", [1, 2**22])
+@pytest.mark.parametrize("chunk", [1, 2**19])
 def test_biases_groups_rows_and_layers_used_twice(measure, chunk, monkeypatch):
     monkeypatch.setattr(module, "CHUNK", chunk)
     model, x = built(everything), normal(5, 4, 6)
@@ -102,6 +104,57 @@ def test_biases_groups_rows_and_layers_used_twice(measure, chunk, monkeypatch):
     wanted = one_by_one(model, through(model, x), measure)
     assert result.keys() == wanted.keys()
     assert close(result, wanted)
+
+
+CONVOLUTIONS = {
+    "strides": (lambda: nn.Conv2d(3, 4, (3, 2), stride=(2, 1)), (5, 3, 9, 7)),
+    "padding": (lambda: nn.Conv2d(3, 4, 3, padding=(2, 1)), (5, 3, 6, 7)),
+    "same": (lambda: nn.Conv2d(3, 4, 3, padding="same", dilation=(1, 2)), (5, 3, 6, 7)),
+    "reflected": (lambda: nn.Conv2d(3, 4, 3, padding=2, padding_mode="reflect"), (5, 3, 6, 7)),
+    "dilation": (lambda: nn.Conv2d(3, 4, (2, 3), dilation=(3, 2)), (5, 3, 8, 9)),
+    "groups": (lambda: nn.Conv2d(6, 4, 3, stride=2, padding=1, groups=2), (5, 6, 7, 7)),
+    "depthwise": (lambda: nn.Conv2d(4, 8, 3, dilation=2, groups=4), (5, 4, 8, 7)),
+    "one position": (lambda: nn.Conv2d(3, 4, (6, 7)), (5, 3, 6, 7)),
+    "groups, one position": (lambda: nn.Conv2d(4, 6, 3, groups=2, bias=False), (5, 4, 3, 3)),
+    "one axis": (lambda: nn.Conv1d(4, 6, 3, padding=2, dilation=2, groups=2), (5, 4, 9)),
+    "three axes": (lambda: nn.Conv3d(4, 6, (2, 1, 3), padding=1, groups=2), (5, 4, 4, 3, 5)),
+}
+
+
+def lengths(model, x):
+    return torch.tanh(model(x)).flatten(1).square().sum(1)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("chunk", [300, 2**19])
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_convolutions_of_every_kind(kind, chunk, measure, monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", chunk)
+    make, shape = CONVOLUTIONS[kind]
+    model, x = built(make), normal(*shape)
+    layouts = [torch.contiguous_format, *([torch.channels_last] if x.dim() == 4 else [])]
+    for layout in layouts:
+        model, x = model.to(memory_format=layout), x.contiguous(memory_format=layout)
+
+        result = per_sample_sums(model, partial(lengths, model, x), measure)
+        wanted = one_by_one(model, lengths(model, x), measure)
+        assert result.keys() == wanted.keys()
+        assert all(result[name].shape == value.shape for name, value in wanted.items())
+        assert close(result, wanted)
+        assert not close(result, {name: value.flip(0) for name, value in wanted.items()})
+
+
+def test_sums_are_added_to_totals():
+    model = built(everything)
+    first, second = normal(5, 4, 6), normal(3, 4, 6, seed=1)
+    totals = {}
+    for x in (first, second):
+        result = per_sample_sums(model, lambda x=x: through(model, x), torch.square, totals)
+        assert result is totals
+    assert close(
+        totals, one_by_one(model, through(model, torch.cat([first, second])), torch.square)
+    )
+    assert not close(totals, one_by_one(model, through(model, second), torch.square))
 
 
 def test_a_model_of_one_layer_has_names_without_a_prefix():
@@ -128,6 +181,21 @@ def test_an_input_that_is_overwritten_later_counts_as_it_was():
 
     result = per_sample_sums(model, run, torch.square)
     assert close(result, one_by_one(model, model(x).square().sum(1), torch.square))
+
+
+def test_an_input_of_batch_norm_that_is_overwritten_later_is_never_counted_wrongly():
+    model = built(lambda: nn.Sequential(nn.Linear(4, 4), TaskBatchNorm(4, "stored")))
+    model.eval()
+    x = normal(6, 4)
+
+    def run():
+        hidden = model[0](x)
+        output = model[1](hidden)
+        hidden.zero_()
+        return output.square().sum(1)
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        per_sample_sums(model, run, torch.square)
 
 
 def test_samples_are_drawn_from_the_generator_and_no_more_than_asked():
