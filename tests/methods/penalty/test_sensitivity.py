@@ -170,8 +170,9 @@ def test_an_in_place_layer_changes_nothing():
     assert close(result, one_by_one(model, model(x).square().sum(1), torch.square))
 
 
-def test_an_input_that_is_overwritten_later_counts_as_it_was():
-    model, x = built(lambda: nn.Linear(4, 2)), normal(6, 4)
+@pytest.mark.parametrize("make", [lambda: nn.Linear(4, 2), lambda: TaskBatchNorm(4, "stored")])
+def test_an_input_that_is_overwritten_later_counts_as_it_was(make):
+    model, x = built(make).eval(), normal(6, 4)
 
     def run():
         passing = x.clone()
