@@ -11,9 +11,13 @@ from torch import Tensor, nn
 from classgrad import seeds
 from classgrad.errors import UserError
 from classgrad.networks.blocks import has_no_hooks, run_both, run_each
+from classgrad.networks.frozen import FrozenOutputs
 from classgrad.networks.layers import ChannelSums, Dropout, PerTask, TaskBatchNorm
 from classgrad.networks.shard import Shard, Sum
 from classgrad.networks.trunk import Trunk
+from classgrad.tasks import Split, Transform, batches
+
+FROZEN_BATCH = 64  # images that go through frozen layers at once
 
 
 class Network(nn.Module):
@@ -196,7 +200,8 @@ class Network(nn.Module):
         Each has its own batch statistics. Linear layers see both at once, where the trunk's layers
         are known to follow one another.
         """
-        if not (self._is_sequence() and has_no_hooks(self.trunk)):
+        together = self._is_sequence() and has_no_hooks(self.trunk) and self.frozen_outputs is None
+        if not together:
             embedding = self.embed(x, task)
             with self.frozen_bn_stats():
                 return embedding, self.embed(copies, task)
@@ -209,6 +214,32 @@ class Network(nn.Module):
                 self.frozen_bn_stats,
             )
         return self._like(x, first), self._like(x, second)
+
+    @property
+    def frozen_outputs(self) -> FrozenOutputs | None:
+        """What the trunk's first, frozen layers make of inputs, where it is looked up."""
+        return self.trunk.frozen_outputs if isinstance(self.trunk, Trunk) else None
+
+    @frozen_outputs.setter
+    def frozen_outputs(self, table: FrozenOutputs | None) -> None:
+        if isinstance(self.trunk, Trunk):
+            self.trunk.frozen_outputs = table
+
+    def frozen_layers(self) -> list[nn.Module]:
+        """Return the trunk's first layers, if what they make of an input never changes."""
+        if isinstance(self.trunk, Trunk) and self._is_sequence():
+            return self.trunk.frozen_layers()
+        return []
+
+    def add_frozen_outputs(self, split: Split, transform: Transform) -> None:
+        """Add what the frozen layers make of images to what is looked up, if anything is."""
+        if self.frozen_outputs is None:
+            return
+        dtype = next(self.parameters()).dtype
+        for index in batches(len(split), FROZEN_BATCH):
+            x = transform(split.unit_images(index, dtype))
+            with self._autocast(x):
+                self.frozen_outputs.add(_channels_last(x))
 
     def embed_each(self, x: Tensor, tasks: Sequence[int]) -> list[Tensor]:
         """Map inputs to embeddings for each of these tasks; what tasks share is computed once."""

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 from classgrad.errors import UserError
 from classgrad.networks.blocks import run
-from classgrad.networks.layers import Dropout, TaskBatchNorm
+from classgrad.networks.frozen import FrozenOutputs
+from classgrad.networks.layers import Dropout, PerTask, TaskBatchNorm
 from classgrad.settings import Settings
 
 
@@ -82,6 +84,10 @@ class Trunk(nn.Sequential):
     scheme: ClassVar[str] = "default"  # how weights are drawn, see `initialise`
     # Mean and deviation of images in [0, 1] that pretrained weights need; None: those of the data.
     normalisation: ClassVar[tuple[float, float] | None] = None
+    # Whether norms are fixed, so that a frozen layer always has the same output for an input.
+    fixed_norms: ClassVar[bool] = False
+    # Of the layers that the trunk begins with, where they are looked up instead of computed.
+    frozen_outputs: FrozenOutputs | None = None
 
     def __init__(self, input_shape: tuple[int, ...], options: Any) -> None:
         super().__init__(self.stack(input_shape, options))
@@ -89,7 +95,16 @@ class Trunk(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layers in order."""
-        return run(list(self), x)
+        known = self.frozen_outputs
+        if known is None or not known.is_usable():
+            return run(list(self), x)
+        return run(list(self)[len(known.layers) :], known(x))
+
+    def frozen_layers(self) -> list[nn.Module]:
+        """Return the first layers, if what they make of an input never changes; else none."""
+        layers = list(takewhile(_is_frozen, self)) if self.fixed_norms else []
+        has_weights = any(True for layer in layers for _ in layer.parameters())
+        return layers if has_weights else []
 
     @staticmethod
     @abstractmethod
@@ -130,6 +145,13 @@ class Trunk(nn.Sequential):
             "layer or ungrouped convolution, then at most a TaskBatchNorm, then ReLU: define "
             f"wiring() in {type(self).__name__}"
         )
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    """Tell whether a layer with fixed norms has nothing that learns, draws or knows the task."""
+    if any(parameter.requires_grad for parameter in module.parameters()):
+        return False
+    return not any(isinstance(part, Dropout | PerTask) for part in module.modules())
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -24,6 +24,8 @@ from classgrad.errors import UserError, shown
 from classgrad.methods import METHODS
 from classgrad.methods.base import Method
 from classgrad.methods.saved_state import refuse_stateless
+from classgrad.networks import frozen
+from classgrad.networks.frozen import FrozenOutputs
 from classgrad.networks.network import Network
 from classgrad.prediction.accuracy import (
     ClassPrototypes,
@@ -47,7 +49,7 @@ from classgrad.runs.record import (
     versions,
 )
 from classgrad.runs.spec import Plan, identity, make_plan
-from classgrad.tasks import Task, TaskStream
+from classgrad.tasks import Split, Task, TaskStream
 from classgrad.training import metrics
 from classgrad.training.config import Training
 from classgrad.training.loop import LossNotFinite, Observer, Progress
@@ -222,6 +224,8 @@ class Run:
             stream=self.stream,
             precision=devices.PRECISIONS[precision],
         )
+        # Found before a state is loaded, which may freeze more: a resumed run has the same ones.
+        self.frozen_layers = self.net.frozen_layers()
         self.steps = 0  # of training, in all tasks so far
         self.scores: list[list[Score]] = []
         # Of the classes so far; None if they are not comparable or not needed.
@@ -301,8 +305,14 @@ class Run:
         if self.tensorboard and world().is_main_process:
             assert self.folder is not None
             self.events = Events(self.folder, self.steps)
+        self.net.frozen_outputs = self.frozen_table()
         try:
+            # Those of learnt tasks again, in the same order: a method may have kept images of them,
+            # and an image that returns in a later task keeps the bits of the first time.
+            for task in self.stream[: len(self.scores)]:
+                self.add_frozen_outputs(task)
             for number in range(len(self.scores), len(self.stream)):
+                self.add_frozen_outputs(self.stream[number])
                 self.learn(number)
                 self.record.complete = number == len(self.stream) - 1
                 # Before anything is saved, because a method may refuse an incomplete state.
@@ -317,6 +327,7 @@ class Run:
             self.save_record()
             raise
         finally:
+            self.net.frozen_outputs = None
             self.method.close()
             if self.events:
                 self.events.close()
@@ -342,6 +353,31 @@ class Run:
             task_free = when == "every" or (when == "end" and last)
             self.scores.append(self.measure(measured, task_free))
         self.update_record()
+
+    def frozen_table(self) -> FrozenOutputs | None:
+        """Return an empty table for what frozen layers make of all images, if there is room.
+
+        Only on the CPU: inputs are found by their bytes.
+        """
+        if not self.frozen_layers or self.device.type != "cpu":
+            return None
+        count = sum(len(split) for task in self.stream for split in self.splits(task))
+        table = FrozenOutputs(self.frozen_layers, count)
+        return table if table.nbytes(self.stream.input_shape) <= frozen.LIMIT else None
+
+    def add_frozen_outputs(self, task: Task) -> None:
+        """Compute once what frozen layers make of the images of a task.
+
+        Every process does so for all images, in the same batches, so that all have the same bits.
+        """
+        with self.session.clock.phase("train"):
+            for split in self.splits(task):
+                self.net.add_frozen_outputs(split, task.transform)
+
+    def splits(self, task: Task) -> tuple[Split, ...]:
+        """Return the data of a task that are used: only one schedule looks at validation data."""
+        valid = [task.valid] if self.plan.training.schedule == "plateau" else []
+        return task.train, *valid, self.stream.test(task.id)
 
     def observe(self, at: Progress) -> None:
         """Count a step of training, and pass it to the events and the observer."""
