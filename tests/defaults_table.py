@@ -21,9 +21,8 @@ from classgrad.training.config import Training
 
 FILE = Path(defaults.__file__).with_name("defaults.json")
 # What the state of a learner calls its own settings, and what `Learner` does.
-LEARNER = {name: name for name in ("precision", "seed", "size", "valid_fraction")} | {
-    "keeps_prototypes": "prototypes"
-}
+SAME = ("precision", "seed", "size", "valid_fraction", "tune", "priors", "kept_features")
+LEARNER = {name: name for name in SAME} | {"keeps_prototypes": "prototypes"}
 
 
 def kinds() -> dict[str, type[Settings]]:

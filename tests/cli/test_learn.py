@@ -72,7 +72,8 @@ def test_learning_says_what_came_of_it_and_saves(call, place):
     assert (code, err) == (0, "")
     lines = {line[:11].strip(): line[11:] for line in out.splitlines()}
     assert lines["classes"] == "crow, wren"
-    assert lines["accuracy"] == "100.0 % on validation data"
+    assert lines["accuracy"] == "100.0 % among the classes of this task"
+    assert lines["task-free"].startswith("100.0 % among all 2 classes so far, from ")
     assert re.match(
         r"about \d+ more classes \(\d+ to \d+ in 9 of 10 measured cases\), then layer fc\d is full",
         lines["free rank"],
@@ -104,13 +105,24 @@ def test_the_same_command_again_learns_nothing_and_says_so(call, learnt):
     assert everything_in(learnt / "state") == before
 
 
-def test_the_default_network_is_alexnet5(call, place):
+def test_the_default_network_is_pretrained_and_stays_as_it_is(call, place):
     words = ["learn", "state", "--task", "birds", "--images", "birds"]
-    code, _, err = call(*words, "--set", "contrast=0", "--set", "epochs=1")
+    code, _, err = call(*words, "--size", "32")
     assert (code, err) == (0, "")
     learner = Learner.load(place / "state")
-    assert (learner.network, learner.size) == ("alexnet5", 32)
-    assert learner.method.name == "cgp"
+    assert (learner.network, learner.size) == ("efficientnet-lite0", 32)
+    assert (learner.tune, learner.ways) == ("none", ("statistics",))
+    for more, what in (
+        (["--set", "epochs=2"], "no layer learns: leave out settings of training"),
+        (["--tune", "last"], "was created with tune=none: leave out --tune"),
+    ):
+        code, _, err = call(*FISH, *more)
+        assert code == 2
+        one_line(err, what)
+    for more in (["--method", "gpm"], ["--set", "epochs=2"], ["--no-prototypes"]):
+        code, _, err = call("learn", "other", *words[2:], *more)
+        assert code == 2
+        one_line(err, "(--tune last)")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -160,7 +172,7 @@ def test_a_task_cut_short_is_dropped_only_when_that_is_asked_for(call, stopped, 
         (pets, "task 'bugs' was cut short with another task"),
         ([*bugs, "--set", "epochs=3"], "task 'bugs' was cut short with another training"),
         (["forget", "state", "--task", "birds", "--class", "crow"], "task 'bugs' was cut short"),
-        ([*FISH, "--images", "pets", "--fresh"], "task 'fish' was learnt before, from other data"),
+        ([*FISH, "--images", "pets", "--fresh"], "class 'cat' is not one of task 'fish'"),
     ):
         before = everything_in(learnt / "state")
         code, _, err = call(*words)
@@ -288,7 +300,7 @@ def test_info_shows_tasks_ranks_memory_and_settings(call, learnt):
         "epochs=4",
     ):
         assert part in out
-    assert "mlp, images 8 x 8, seed 1" in out
+    assert "mlp, images 8 x 8, tune all, seed 1" in out
     result = json.loads(call("info", "state", "--json")[1])
     learner = Learner.load("state")
     assert [task["class_names"] for task in result["tasks"]] == [
@@ -404,7 +416,7 @@ CHANGES = {
     "unknown setting": (["--set", "etta=1"], "did you mean 'eta'?"),
     "bad training": (["--set", "epochs=0"], "epochs must be greater than or equal to 1"),
     "bad layer": (["--images", "birds", "--task", "birds", "--size", "0"], "size"),
-    "other images": (["--task", "birds"], "task 'birds' was learnt before, from other data"),
+    "other images": (["--task", "birds"], "class 'ant' is not one of task 'birds'"),
 }
 
 
@@ -432,7 +444,18 @@ WRONG = {
     "unknown method": (["learn", "new", *FISH[2:], "--method", "cgpp"], "unknown method"),
     "method with samples": (["learn", "new", *FISH[2:], "--method", "er"], "er keeps samples"),
     "two networks": (["learn", "new", *FISH[2:], *QUICK, "--model", "a:b"], "contradict"),
-    "small images": (["learn", "new", *FISH[2:], "--size", "8"], "needs images"),
+    "small images": (
+        ["learn", "new", *FISH[2:], "--network", "alexnet5", "--size", "8"],
+        "needs images",
+    ),
+    "nothing to tune": (
+        ["learn", "new", *FISH[2:], "--network", "mlp", "--tune", "none"],
+        "has to learn all its layers",
+    ),
+    "unknown without statistics": (
+        ["predict", "state", "birds/crow", "--by", "confidence", "--unknown", "0.05"],
+        "--unknown needs class statistics",
+    ),
     "layer that is not": (["learn", "new", *FISH[2:], "--set", 'energy={"c": 1}'], "layer"),
     "unknown task": (["predict", "state", "birds/crow", "--task", "bird"], "mean 'birds'"),
     "unknown way": (["predict", "state", "birds/crow", "--by", "magic"], "magic"),

@@ -119,6 +119,7 @@ def test_without_classgrad_the_file_says_what_the_learner_says(own, tmp_path):
         assert result == {
             "classgrad": __version__,
             "task": task,
+            "tasks": [task] * len(CLASSES),
             "classes": CLASSES,
             "forgotten": ["wren"] if task == "day" else [],
             "input_shape": list(kinds[name].input_shape),

@@ -183,6 +183,7 @@ def test_projection_keeps_the_features_of_earlier_tasks(trainable):
         network_options={"trainable": trainable, **SMALL, "size": 16},
         valid_fraction=0,
         training=QUICK,
+        tune="last",
     )
     one, two = (task.train for task in stream())
     learner.learn("one", one)
@@ -201,7 +202,7 @@ def test_a_learner_scales_and_normalises_pictures_as_the_network_needs(tmp_path)
     assert Learner(network=NAME, size=32).network_options["size"] == 32
     assert Learner(network=NAME, network_options={"size": 224}).size == 224
     assert Learner(network="alexnet5").size == 32
-    learner = Learner(network=NAME, network_options={"weights": "random"}, size=16, training=QUICK)
+    learner = Learner(network=NAME, network_options={"weights": "random"}, size=16)
     task = stream()[0]
     learner.learn("one", task.train)
     values = learner.inputs(task.train.images) * 128 + 127
@@ -215,7 +216,7 @@ def test_a_learner_scales_and_normalises_pictures_as_the_network_needs(tmp_path)
 
 def test_a_state_needs_no_package(tmp_path, monkeypatch):
     wheel = release("0")
-    learner = Learner(network=NAME, size=16, training=QUICK)
+    learner = Learner(size=16)
     learner.learn("one", stream()[0].train)
     learner.save(tmp_path / "learner")
     monkeypatch.setattr(NETWORKS[NAME], "release", wheel._replace(package="no_such_package"))

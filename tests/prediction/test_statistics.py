@@ -31,7 +31,7 @@ def reference(x, classes):
     means = torch.stack([x[classes == c].mean(0) for c in range(count)])
     deviations = x - means[classes]
     covariance = deviations.T @ deviations / (len(x) - count)
-    rho = shrinkage(torch.linalg.eigvalsh(covariance), len(x) - count)
+    rho = shrinkage(covariance, len(x) - count)
     sphere = covariance.trace() / D * torch.eye(D, dtype=torch.float64)
     return means, torch.linalg.inv((1 - rho) * covariance + rho * sphere)
 
@@ -78,7 +78,7 @@ def test_the_shrinkage_is_the_limit_of_its_iteration(count):
         inner, trace = (estimate @ s).trace(), estimate.trace() ** 2
         rho = (share * inner + trace) / ((count + share) * inner + (1 - count / D) * trace)
         rho = min(float(rho), 1.0)
-    assert shrinkage(torch.linalg.eigvalsh(s), count) == pytest.approx(rho, rel=1e-6)
+    assert shrinkage(s, count) == pytest.approx(rho, rel=1e-6)
 
 
 def test_one_sample_per_class_gives_the_nearest_mean():
@@ -87,3 +87,69 @@ def test_one_sample_per_class_gives_the_nearest_mean():
     queries = samples(5)[0]
     nearest = torch.cdist(queries, x).argmin(1)
     assert torch.equal(discriminant.scores(queries).argmax(1), nearest)
+
+
+def distances_of(x, means, inverse):
+    """Return (x - μ)ᵀ Σ⁻¹ (x - μ), class by class."""
+    return torch.stack([((x - m) @ inverse * (x - m)).sum(1) for m in means], -1)
+
+
+def test_distances_follow_the_formula():
+    x, classes = samples(2)
+    distances = LinearDiscriminant(of(x, classes)).distances(x)
+    assert torch.allclose(distances, distances_of(x, *reference(x, classes)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(30, 20, 5, 40), (2, 3, 2)])
+def test_distances_of_samples_left_out_are_those_of_statistics_without_them(sizes):
+    x, classes = samples(3, sizes)
+    whole = LinearDiscriminant(of(x, classes))
+    scatter, freedom = of(x, classes).scatter()
+    rho, variance = shrinkage(scatter, freedom), scatter.trace() / D
+    distances = whole.distances_left_out(x, classes)
+    for left_out in range(len(x)):
+        others = torch.arange(len(x)) != left_out
+        means = torch.stack(
+            [x[others & (classes == number)].mean(0) for number in range(len(sizes))]
+        )
+        deviations = x[others] - means[classes[others]]
+        covariance = (1 - rho) * deviations.T @ deviations / freedom  # ρ and N - C as they were
+        covariance += rho * variance * torch.eye(D, dtype=torch.float64)
+        expected = distances_of(x[left_out : left_out + 1], means, torch.linalg.inv(covariance))
+        assert torch.allclose(distances[left_out], expected[0], rtol=1e-6)
+    assert not torch.allclose(distances, whole.distances(x), rtol=1e-2)
+
+
+def test_a_class_that_is_forgotten_leaves_only_its_scatter():
+    x, classes = samples(4)
+    statistics, kept = of(x, classes), classes != 1
+    statistics.forget(1)
+    left = LinearDiscriminant(statistics)
+    assert (left.scores(x)[:, 1] == -torch.inf).all()
+    assert (statistics.sums[1] == 0).all()
+    # The covariance is still that of all samples around their class means.
+    means, inverse = reference(x, classes)
+    assert torch.allclose(left.scores(x)[:, [0, 2, 3]], scores_of(x, means[[0, 2, 3]], inverse))
+    # With its samples given, it is that of the others alone.
+    statistics = of(x, classes)
+    statistics.forget(1, x[classes == 1])
+    means, inverse = reference(x[kept], classes[kept].sub((classes[kept] > 1).long()))
+    scores = LinearDiscriminant(statistics).scores(x)[:, [0, 2, 3]]
+    assert torch.allclose(scores, scores_of(x, means, inverse))
+
+
+def test_priors_follow_the_counts():
+    x, classes = samples(6)
+    statistics = of(x, classes)
+    difference = LinearDiscriminant(statistics, "counts").scores(x) - LinearDiscriminant(
+        statistics
+    ).scores(x)
+    assert torch.allclose(difference, statistics.counts.double().log().expand_as(difference))
+
+
+def test_features_that_are_always_zero_do_no_harm():
+    x, classes = samples(7, (400, 300))
+    x[:, 3] = 0
+    scores = LinearDiscriminant(of(x, classes)).scores(x)
+    assert scores.isfinite().all()
+    assert (scores.argmax(1) == classes).double().mean() > 0.9

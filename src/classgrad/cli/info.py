@@ -1,4 +1,4 @@
-"""The commands info and export: what a learner has learnt, and one task of it as a file."""
+"""The commands info and export: what a learner has learnt, and the learner as one file."""
 
 import json
 from collections.abc import Sequence
@@ -65,17 +65,23 @@ def show_info(console: "Console", learner_info: "Info") -> None:
     line(
         "memory",
         f"weights {size(memory['weights'])}, method {size(memory['method'])}, prototypes "
-        f"{size(memory['prototypes'])}; on disk {size(memory['disk'])}",
+        f"{size(memory['prototypes'])}, statistics {size(memory['statistics'])}; on disk "
+        f"{size(memory['disk'])}",
     )
     settings = dict(learner_info.settings)
-    for title in ("method", "training", "network_options"):
+    trained = ("method", "training") if settings["tune"] != "none" else ()
+    for title in (*trained, "network_options"):
         values = dict(settings.pop(title))
         name = [values.pop("name")] if title == "method" else []
         pairs = [f"{key}={value}" for key, value in values.items()]
         line(title.partition("_")[2] or title, " ".join([*name, *pairs]) or "-")
     edge, network = settings["size"], settings["network"] or "your own"
     precision = f", {settings['precision']}" if settings["precision"] else ""
-    line("network", f"{network}, images {edge} x {edge}, seed {settings['seed']}{precision}")
+    line(
+        "network",
+        f"{network}, images {edge} x {edge}, tune {settings['tune']}, seed {settings['seed']}"
+        f"{precision}",
+    )
 
 
 def task_table(tasks: "Sequence[LearntTask]") -> "Table":
@@ -110,27 +116,72 @@ def rank_table(layers: "Sequence[LayerForecast]") -> "Table":
     return table
 
 
-def print_task(console: "Console", learner: "Learner", task: str, folder: Path, new: bool) -> None:
-    """Print the result of learning a task in a few lines."""
+def print_task(
+    console: "Console",
+    learner: "Learner",
+    task: str,
+    folder: Path,
+    before: int | None,
+    verbose: bool = False,
+) -> None:
+    """Print the result of learning a task in a few lines.
+
+    `before` is the number of images it had before, if it was known.
+    """
     learnt = learner.tasks[learner.task_number(task)]
-    accuracy = "no validation data: classes have too few images"
-    if learnt.accuracy is not None:
-        accuracy = f"{learnt.accuracy:.1f} % on validation data"
+    count = sum(learnt.samples)
+    added = f"{count:,}" if before is None else f"{count:,}, {count - before:,} of them new"
+    title = f"{task}, learnt before from the same images" if before == count else task
     capacity = learner.capacity()
     lines = [
-        ("task", task if new else f"{task}, learnt before from the same images"),
+        ("task", title),
         ("classes", ", ".join(learnt.class_names)),
-        ("images", f"{sum(learnt.samples):,}"),
-        ("accuracy", accuracy),
+        ("images", added),
+        *accuracy_lines(learner, learnt),
         *([("free rank", str(capacity))] if capacity.layers else []),
         ("saved", str(folder)),
     ]
-    for title, text in lines:
-        console.print(f"{title:<10} {text}", soft_wrap=True)
+    for name, text in lines:
+        console.print(f"{name:<10} {text}", soft_wrap=True)
+    if verbose and learner.classifier is not None:
+        print_confusions(console, learner)
+
+
+def accuracy_lines(learner: "Learner", learnt: "LearntTask") -> list[tuple[str, str]]:
+    """Return how often classes are told apart: those of the task, and all classes so far."""
+    if learnt.accuracy is None:
+        return [("accuracy", "no validation data: classes have too few images")]
+    if learnt.task_free is None:
+        return [("accuracy", f"{learnt.accuracy:.1f} % on validation data")]
+    figures = learnt.task_free
+    alone = f"{learnt.accuracy:.1f} % among the classes of this task"
+    if len(learnt.class_names) == 1:
+        alone = "nothing to tell apart: the task has one class"
+    classes = sum(len(task.known_numbers()) for task in learner.tasks)
+    among_all = (
+        f"{figures['accuracy']:.1f} % among all {classes} classes so far, from "
+        f"{figures['samples']} images left out one at a time; probabilities are off by "
+        f"{figures['calibration_error']:.0f} points on average"
+    )
+    return [("accuracy", alone), ("task-free", among_all)]
+
+
+def print_confusions(console: "Console", learner: "Learner", most: int = 10) -> None:
+    """Print the classes that are mistaken for others most often."""
+    assert learner.classifier is not None
+    names = {
+        number: name
+        for task in learner.tasks
+        for number, name in zip(task.numbers, task.class_names, strict=True)
+    }
+    for true, answer, share in learner.classifier.confusions()[:most]:
+        console.print(
+            f"confused   {share:.0%} of {names[true]} with {names[answer]}", soft_wrap=True
+        )
 
 
 EXPORT_EXAMPLES = (
-    "Examples: classgrad export state --task birds -o birds.pt2 | "
+    "Examples: classgrad export state -o all.pt2 | "
     "classgrad export state --task birds -o birds.pt2 --model mine:trunk --force"
 )
 
@@ -139,7 +190,10 @@ def export(
     state: Annotated[Path, typer.Argument(help="Folder of the learner.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: NAME.pt2.")],
     task: Annotated[
-        str | None, typer.Option(help="The task; optional if there is only one.")
+        str | None,
+        typer.Option(
+            help="The task; by default all classes, if they are told apart by statistics."
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -149,9 +203,9 @@ def export(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write one task of a learner to a file that torch.export.load reads, without classgrad.
+    """Write a learner to a file that torch.export.load reads, without classgrad.
 
-    The exported program takes images in [0, 1] and returns the probabilities of the task's classes.
+    The exported program takes images in [0, 1] and returns the probabilities of classes.
     """
     from rich.console import Console
 

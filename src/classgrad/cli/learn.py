@@ -2,6 +2,7 @@
 
 import warnings
 from contextlib import suppress
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,12 +48,21 @@ def learn(
     task: Annotated[str, typer.Option(help="A name for the task.")],
     images: Annotated[Path, typer.Option(help="A folder with one folder of images per class.")],
     network: Annotated[
-        str | None, typer.Option(help="A network, by default alexnet5; see 'classgrad list'.")
+        str | None,
+        typer.Option(help="A network, by default efficientnet-lite0; see 'classgrad list'."),
     ] = None,
     weights: Weights = None,
     model: Model = None,
+    tune: Annotated[
+        str | None,
+        typer.Option(
+            help="Layers that learn: none, last (blocks) or all; by default none of a pretrained "
+            "network, which takes seconds, and all of any other."
+        ),
+    ] = None,
     method: Annotated[
-        str | None, typer.Option("--method", "-m", help="A method, by default cgp.")
+        str | None,
+        typer.Option("--method", "-m", help="A method for layers that learn, by default cgp."),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -89,15 +99,27 @@ def learn(
     no_prototypes: Annotated[
         bool,
         typer.Option(
-            "--no-prototypes", help="Store no class means; cgp then works without base refining."
+            "--no-prototypes",
+            help="Store no class means and statistics; cgp then works without base refining.",
         ),
+    ] = False,
+    same_classes: Annotated[
+        str,
+        typer.Option(
+            help="A class with the name of an earlier task's class: refuse, merge or separate. "
+            "For learners with class statistics."
+        ),
+    ] = "refuse",
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show which classes are confused most.")
     ] = False,
     save_minutes: SaveMinutes = 5.0,
     save_steps: SaveSteps = None,
 ) -> None:
     """Learn a task from folders of images, without forgetting earlier tasks.
 
-    If the command is cut short, repeat it to resume the task.
+    If the command is cut short, repeat it to resume the task. More images of a task can be added by
+    a later call, where classes are told apart by their statistics.
     """
     from rich.console import Console
 
@@ -112,16 +134,16 @@ def learn(
     checkpoints = CheckpointManager(state / LEARNING, minutes=save_minutes, steps=save_steps)
     with resumed_without_fresh(fresh), checkpoints.handle_stop_signals():
         options = LearnerOptions(
-            network, model, method, size, seed, precision, device, no_prototypes, values
+            network, model, method, size, seed, precision, device, no_prototypes, tune, values
         )
         learner = load_or_create(state, options)
         print_warnings(console, learner)
         pictures = read_images(console, images, learner, skip_bad)
-        before = len(learner.tasks)
+        known = {one.name: sum(one.samples) for one in learner.tasks}
         # read_images has already warned of classes with a single image.
         with warnings.catch_warnings(action="ignore", category=SingleImage):
-            learn_task(console, learner, task, pictures, state, checkpoints, fresh)
-    print_task(console, learner, task, state, new=len(learner.tasks) > before)
+            learn_task(console, learner, task, pictures, state, checkpoints, fresh, same_classes)
+    print_task(console, learner, task, state, known.get(task), verbose)
 
 
 def read_images(console: "Console", images: Path, learner: "Learner", skip_bad: bool) -> "Pictures":
@@ -148,8 +170,7 @@ def read_images(console: "Console", images: Path, learner: "Learner", skip_bad: 
             )
     if len(counts) == 1:
         console.print(
-            f"'{images}' holds a single class: with no other class in its task, every image is "
-            "predicted as this one unless another task is given",
+            f"'{images}' holds a single class: there is nothing to tell it apart from in its task",
             soft_wrap=True,
         )
     return pictures
@@ -163,6 +184,7 @@ def learn_task(
     folder: Path,
     checkpoints: "CheckpointManager",
     fresh: bool,
+    same_classes: str,
 ) -> None:
     """Learn or resume a task with a progress bar, and save the learner."""
     from classgrad.learner.learner import unfinished_state
@@ -175,13 +197,16 @@ def learn_task(
     with bar(console, task) as move:
 
         def observer(at: Progress) -> None:
-            move(at.step / at.steps, f"epoch {at.epoch + 1} loss {at.loss:.3f}")
+            training = f"epoch {at.epoch + 1} loss {at.loss:.3f}"
+            features = f"{at.step:,}/{at.steps:,}"  # no loss: nothing is trained
+            move(at.step / at.steps, features if isnan(at.loss) else training)
 
         try:
             learner.learn(
                 task,
                 (pictures.images, pictures.labels),
                 classes=pictures.class_names,
+                same_classes=same_classes,
                 checkpoint_dir=folder,
                 fresh=fresh,
                 checkpoints=checkpoints,
@@ -193,34 +218,59 @@ def learn_task(
             raise
 
 
-@app.command(epilog="Example: classgrad forget state --task birds --class wren")
+@app.command(
+    epilog="Examples: classgrad forget state --task birds --class wren | classgrad forget state "
+    "--task birds --class wren --images photos/birds/wren"
+)
 def forget(
     state: State,
     task: Annotated[str, typer.Option(help="The task of the class.")],
     name: Annotated[str, typer.Option("--class", help="The class to forget.")],
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder with all images of the class, to remove them from the covariance that "
+            "all classes share, too."
+        ),
+    ] = None,
     model: Model = None,
 ) -> None:
-    """Stop predicting a class, and remove its row of the classifier and its prototypes."""
+    """Stop predicting a class, and remove what is stored of it."""
     from rich.console import Console
 
     console = Console(markup=False, highlight=False)
     learner = load_learner(state, model)
     print_warnings(console, learner)
     remove_leftovers(learner, state)
-    learner.forget_class(task, name)
+    learner.forget_class(task, name, images)
     for _ in range(2):  # the two newest states are kept, and neither may contain the class
         learner.save(state)
-    prototypes = " and its prototypes" if learner.keeps_prototypes else ""
     console.print(
-        f"class '{name}' of task '{task}' is no longer predicted; removed: its row of the "
-        f"classifier{prototypes}",
+        f"class '{name}' of task '{task}' is no longer predicted; removed: "
+        f"{' and '.join(removed_parts(learner))}",
         soft_wrap=True,
     )
-    console.print(
-        "no direction is freed: classes learnt later may rely on those of this class, and their "
-        "images are not stored",
-        soft_wrap=True,
-    )
+    if learner.classifier is not None and images is None:
+        console.print(
+            "its share of the covariance that all classes have in common stays: give its images "
+            "with --images to remove that, too",
+            soft_wrap=True,
+        )
+    if learner.session is not None:
+        console.print(
+            "no direction is freed: classes learnt later may rely on those of this class, and "
+            "their images are not stored",
+            soft_wrap=True,
+        )
+
+
+def removed_parts(learner: "Learner") -> list[str]:
+    """Return what a learner stores of a class, in words."""
+    parts = ["its mean, its count and the features kept of it"] if learner.classifier else []
+    if learner.session is not None:
+        prototypes = " and its prototypes" if learner.keeps_prototypes else ""
+        parts.append(f"its row of the classifier{prototypes}")
+    return parts
 
 
 def remove_leftovers(learner: "Learner", folder: Path) -> None:

@@ -27,8 +27,10 @@ HINTS = {
     "other_run": "--out names another folder, --fresh starts again",
     "resume": "the same command resumes it",
     "resume_fresh": "the same command without --fresh resumes it",
+    "same_classes": "--same-classes merge",
     "skip_bad": "--skip-bad",
     "tensorboard": "--tensorboard",
+    "tune": "--tune last",
 }
 
 

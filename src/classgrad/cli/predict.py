@@ -27,12 +27,24 @@ def predict(
     images: Annotated[list[str], typer.Argument(help="Images, or folders of images.")],
     task: Annotated[
         str | None,
-        typer.Option(help="Their task, if it is known; by default the most confident one."),
+        typer.Option(help="Their task, if it is known; by default all tasks."),
     ] = None,
     by: Annotated[
-        str,
-        typer.Option(help="Predict by confidence (of each task's classifier) or by prototypes."),
-    ] = "confidence",
+        str | None,
+        typer.Option(
+            help="Predict by statistics of all classes, by confidence (of each task's classifier) "
+            "or by prototypes; by default the first that the learner has."
+        ),
+    ] = None,
+    unknown: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Call images none of these that resemble no class, so that at most this share of "
+            "images of known classes is: 0.05, for example. By statistics only.",
+        ),
+    ] = 0.0,
     top: Annotated[int, typer.Option(min=1, help="Number of classes to show per image.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV and nothing else.")] = False,
@@ -48,7 +60,8 @@ def predict(
 ) -> None:
     """Predict the classes of images.
 
-    Probabilities are relative to the classes of one task.
+    By statistics, probabilities are relative to all classes, or to those of the task that is given;
+    by confidence and by prototypes, to the classes of one task.
     """
     from rich.console import Console
 
@@ -62,6 +75,11 @@ def predict(
     print_warnings(messages, learner)
     if task is not None:
         learner.task_number(task)  # refuses an unknown task before images are read
+    if by is None and learner.classifier is None:
+        by = learner.default_way(task)
+        messages.print(f"this learner has no class statistics: predicting by {by}")
+    if unknown and (by or learner.default_way(task)) != "statistics":
+        raise UserError("--unknown needs class statistics: leave it out, or predict by statistics")
     with bar(messages, "reading", transient=True) as move:
         pictures, files, skipped = read_pictures(
             images, learner.size, skip_bad, lambda done, count: move(done / count, f"{done:,}")
@@ -71,7 +89,9 @@ def predict(
     predictions: list[Prediction] = []
     with bar(messages, "predicting", transient=True) as move:
         for batch in pictures.split(batch_size):
-            predictions += learner.predict(batch, task, by=by, batch_size=batch_size)
+            predictions += learner.predict(
+                batch, task, by=by, unknown=unknown, batch_size=batch_size
+            )
             move(len(predictions) / len(files), f"{len(predictions):,}")
     if not predictions[0].ranking:
         raise UserError("all classes that could be predicted are forgotten")
@@ -89,6 +109,8 @@ def show_predictions(
         lines = [
             {
                 "file": str(file),
+                "known": prediction.known,
+                "p_value": prediction.p_value,
                 "classes": [
                     {"class": guess.name, "task": guess.task, "probability": guess.probability}
                     for guess in prediction.ranking[:top]
@@ -99,18 +121,21 @@ def show_predictions(
         print(json.dumps(lines, indent=1))
         return
     rows = [
-        (str(file), guess.name, guess.task, guess.probability)
+        (str(file), guess.name, guess.task, guess.probability, prediction)
         for file, prediction in zip(files, predictions, strict=True)
         for guess in prediction.ranking[:top]
     ]
     if as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(["file", "class", "task", "probability"])
-        writer.writerows(rows)
+        writer.writerow(["file", "class", "task", "probability", "known", "p_value"])
+        for *values, prediction in rows:
+            p_value = "" if prediction.p_value is None else prediction.p_value
+            writer.writerow([*values, str(prediction.known).lower(), p_value])
         return
     table = Table("file", "class", "task", "probability")
     for column in table.columns:
         column.overflow = "fold"
-    for *names, probability in rows:
-        table.add_row(*names, f"{probability:.3f}")
+    for file, name, task, probability, prediction in rows:
+        known = name if prediction.known else f"none of these (nearest: {name})"
+        table.add_row(file, known, task, f"{probability:.3f}")
     Console(markup=False).print(table)

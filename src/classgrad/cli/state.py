@@ -27,7 +27,7 @@ Model = Annotated[
 ]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be read.")]
 
-NETWORK, METHOD, SEED = "alexnet5", "cgp", 1
+METHOD, SEED = "cgp", 1
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class LearnerOptions:
     precision: str | None = None
     device: str = "cpu"
     no_prototypes: bool = False
+    tune: str | None = None
     values: dict[str, Any] = field(default_factory=dict)  # by --set
 
 
@@ -104,7 +105,7 @@ def refuse_other_folder(folder: Path) -> None:
 def new_learner(options: LearnerOptions) -> "Learner":
     """Create a learner that has learnt nothing yet."""
     from classgrad import methods
-    from classgrad.learner.learner import DEFAULT_TRAINING, Learner
+    from classgrad.learner.learner import DEFAULT_TRAINING, NETWORK, Learner
 
     network = None if options.model else options.network or NETWORK
     kind, seed = (
@@ -115,13 +116,16 @@ def new_learner(options: LearnerOptions) -> "Learner":
     given = {kind.field_of(name) for name in settings["method"]}
     if options.no_prototypes and kind.accepts("similarity") and "similarity" not in given:
         settings["method"]["similarity"] = 1  # base refining would store prototypes
+    method = kind(**settings["method"]) if options.method or settings["method"] else None
+    training = settings["training"]
     return Learner(
         None if options.model is None else make_model(options.model, seed),
-        kind(**settings["method"]),
+        method,
         network=network,
         network_options=settings.get("network_options"),
         size=options.size,
-        training=DEFAULT_TRAINING.replace(**settings["training"]),
+        training=DEFAULT_TRAINING.replace(**training) if training else None,
+        tune=options.tune,
         prototypes=not options.no_prototypes,
         seed=seed,
         device=options.device,
@@ -141,9 +145,11 @@ def refuse_changes(folder: Path, learner: "Learner", options: LearnerOptions) ->
         ("--seed", learner.seed, options.seed),
         ("--precision", learner.precision or "full precision", options.precision),
         ("--no-prototypes", not learner.keeps_prototypes, options.no_prototypes or None),
+        ("--tune", learner.tune, options.tune),
     ]:
         if given is not None and given != saved:
             created_with = "prototypes" if flag == "--no-prototypes" else saved
+            created_with = f"tune={saved}" if flag == "--tune" else created_with
             raise UserError(
                 f"'{folder}' was created with {created_with}: leave out {flag}, or give another "
                 "folder"
@@ -160,6 +166,11 @@ def refuse_changes(folder: Path, learner: "Learner", options: LearnerOptions) ->
             folder,
             networks.options(learner.network, **before["network_options"]),
             networks.options(learner.network, **settings["network_options"]),
+        )
+    if learner.tune == "none" and settings["training"] != before["training"]:
+        raise UserError(
+            f"'{folder}' was created with tune=none, so no layer learns: leave out settings of "
+            "training, or give another folder"
         )
     learner.training = Training(**settings["training"])
 

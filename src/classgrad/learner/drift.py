@@ -51,6 +51,9 @@ class LearnerLike(Protocol):
     def inputs(self, images: Tensor) -> Tensor:
         """Return inputs of the network for images."""
 
+    def task_outputs(self, x: Tensor, number: int) -> Tensor:
+        """Return a score of each class of a task."""
+
 
 @dataclass(frozen=True, eq=False)
 class Reference:
@@ -165,9 +168,9 @@ def leakage(learner: LearnerLike, reference: Reference) -> Leakage:
 @torch.no_grad()
 def task_logits(learner: LearnerLike, images: Tensor, number: int) -> Tensor:
     """Return the logits of a task's classes for images."""
-    net = learner.net.eval()
+    learner.net.eval()
     batches = learner.inputs(images).split(BATCH)
-    logits = torch.cat([net(x, number) for x in batches])
+    logits = torch.cat([learner.task_outputs(x, number) for x in batches])
     return logits[:, : len(learner.tasks[number].class_names)].cpu()
 
 

@@ -1,4 +1,4 @@
-"""Export one task of a learner to a file that PyTorch alone can run: images to probabilities.
+"""Export a learner to a file that PyTorch alone can run: images to probabilities.
 
     import json, torch
     about = {"classgrad.json": ""}
@@ -7,24 +7,28 @@
     print(names[model(images)[0].argmax()])
 
 Images are floats in [0, 1] of shape (n, *input_shape) for any n; the output is (n, classes), with
-zeros for forgotten classes. The file holds all weights that this task needs, and none that only
-other tasks use. PyTorch does not promise that later versions can read it: keep the learner's folder
-to export again.
+zeros for forgotten classes: the probabilities that `predict` gives, of all classes if they are told
+apart by class statistics and no task is chosen, else of the classes of one task. The file holds all
+weights that this task needs, and none that only other tasks use. PyTorch does not promise that
+later versions can read it: keep the learner's folder to export again.
 """
 
 import copy
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.nn import functional
 
 from classgrad import __version__
 from classgrad.errors import UserError, shown
 from classgrad.files import write_atomic
 from classgrad.learner.learner import Learner
+from classgrad.learner.learnt import LearntTask
 from classgrad.prediction.calibration import probabilities
 
 SUFFIX = ".pt2"
@@ -32,19 +36,26 @@ METADATA = "classgrad.json"  # name inside the file
 
 
 class Predictor(nn.Module):
-    """Map images in [0, 1] to the probabilities of one task's classes."""
+    """Map images in [0, 1] to the probabilities of classes."""
 
-    def __init__(self, learner: Learner, number: int) -> None:
+    def __init__(self, learner: Learner) -> None:
         super().__init__()
-        task = learner.tasks[number]
         self.net = copy.deepcopy(learner.net).cpu()  # for machines without the learner's device
-        self.number, self.transform = number, learner.transform
-        self.sharpness = task.sharpness["confidence"]
-        self.classes = len(task.class_names)
-        self.forgotten = [task.class_names.index(name) for name in task.forgotten]
+        self.transform = learner.transform
         self.eval().requires_grad_(False)
         for weight in self.parameters():  # torch.export does not reliably save channels_last
             weight.data = weight.data.contiguous()
+
+
+class HeadPredictor(Predictor):
+    """Predict by the confidence of a task's head."""
+
+    def __init__(self, learner: Learner, number: int) -> None:
+        super().__init__(learner)
+        task = learner.tasks[number]
+        self.number, self.sharpness = number, task.sharpness["confidence"]
+        self.classes = len(task.class_names)
+        self.forgotten = [task.class_names.index(name) for name in task.forgotten]
 
     def forward(self, images: Tensor) -> Tensor:
         """Map (n, *input_shape) to (n, classes)."""
@@ -52,19 +63,48 @@ class Predictor(nn.Module):
         return probabilities(scores, self.sharpness, self.forgotten).to(images.dtype)
 
 
+class StatisticsPredictor(Predictor):
+    """Predict by class statistics."""
+
+    weights: Tensor
+    offsets: Tensor
+
+    def __init__(self, learner: Learner, tasks: Sequence[LearntTask]) -> None:
+        super().__init__(learner)
+        assert learner.classifier is not None
+        fitted = learner.classifier.fitted
+        numbers = [number for task in tasks for number in task.numbers]
+        discriminant = fitted.discriminant
+        offsets = discriminant.log_priors - discriminant.squares / 2
+        self.register_buffer("weights", fitted.sharpness * discriminant.weights[numbers])
+        self.register_buffer("offsets", fitted.sharpness * offsets[numbers])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map (n, *input_shape) to (n, classes)."""
+        features = functional.normalize(self.net.embed(self.transform(images), 0), dim=1)
+        scores = features.double() @ self.weights.T + self.offsets
+        return scores.softmax(1).to(images.dtype)
+
+
 def export(
     learner: Learner, path: Path | str, task: str | None = None, *, force: bool = False
 ) -> None:
-    """Write one task of a learner to a file; `task` may be left out if there is only one.
+    """Write a learner to a file.
 
-    An existing file is replaced only with `force`.
+    `task` may be left out if there is only one, or if all classes are told apart by statistics. An
+    existing file is replaced only with `force`.
     """
     path = Path(path)
     refuse_place(path, force)
-    number = exported_task(learner, task)
-    program = trace(Predictor(learner, number), learner.input_shape)
+    tasks = exported_tasks(learner, task)
+    predictor: Predictor
+    if learner.classifier is not None:
+        predictor = StatisticsPredictor(learner, tasks)
+    else:
+        predictor = HeadPredictor(learner, learner.tasks.index(tasks[0]))
+    program = trace(predictor, learner.input_shape)
     drop_unused(program)
-    about = json.dumps(metadata(learner, number), indent=1)
+    about = json.dumps(metadata(learner, tasks), indent=1)
 
     def write(part: Path) -> None:
         with open(part, "w+b") as file:
@@ -90,17 +130,21 @@ def refuse_place(path: Path, force: bool) -> None:
         )
 
 
-def exported_task(learner: Learner, task: str | None) -> int:
-    """Return the number of the task to be exported."""
+def exported_tasks(learner: Learner, task: str | None) -> list[LearntTask]:
+    """Return the tasks whose classes are to be exported."""
     learner.net  # noqa: B018  # raises if nothing was learnt
     names = [learnt.name for learnt in learner.tasks]
-    if task is None and len(names) > 1:
+    if task is not None:
+        chosen = [learner.tasks[learner.task_number(task)]]
+    elif len(names) > 1 and learner.classifier is None:
         raise UserError(f"this learner knows several tasks, {', '.join(names)}: choose one")
-    number = learner.task_number(names[0] if task is None else task)
-    learnt = learner.tasks[number]
-    if len(learnt.forgotten) == len(learnt.class_names):
-        raise UserError(f"all classes of task '{learnt.name}' are forgotten: choose another task")
-    return number
+    else:
+        chosen = learner.tasks
+    if all(len(learnt.forgotten) == len(learnt.class_names) for learnt in chosen):
+        raise UserError(
+            f"all classes of task '{chosen[0].name}' are forgotten: choose another task"
+        )
+    return chosen
 
 
 def trace(predictor: Predictor, input_shape: tuple[int, ...]) -> ExportedProgram:
@@ -139,14 +183,14 @@ def drop_unused(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def metadata(learner: Learner, number: int) -> dict[str, object]:
-    """Return what a user of an exported task needs to know."""
-    task = learner.tasks[number]
+def metadata(learner: Learner, tasks: Sequence[LearntTask]) -> dict[str, object]:
+    """Return what a user of an exported file needs to know."""
     return {
         "classgrad": __version__,
-        "task": task.name,
-        "classes": task.class_names,
-        "forgotten": task.forgotten,
+        "task": tasks[0].name if len(tasks) == 1 else None,
+        "tasks": [task.name for task in tasks for _ in task.class_names],
+        "classes": [name for task in tasks for name in task.class_names],
+        "forgotten": [name for task in tasks for name in task.forgotten],
         "input_shape": list(learner.input_shape),
         "dtype": str(next(learner.net.parameters()).dtype).removeprefix("torch."),
     }

@@ -12,12 +12,14 @@ from classgrad.checkpoints import CheckpointManager
 from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.checkpoints.manager import FOLDER
 from classgrad.checkpoints.store import Store
-from classgrad.learner.learner import LEARNING, read_state, unfinished_state
+from classgrad.learner.learner import KIND, LEARNING, read_state, unfinished_state
 from classgrad.learner.learnt import LearntTask, forecast_of
 from classgrad.methods import METHODS
 from classgrad.methods.base import nbytes
 from classgrad.methods.projection.forecast import LayerForecast
 from classgrad.methods.saved_state import restore_method
+
+NEWER = ("tune", "priors", "kept_features")  # settings that older states do not have
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Info:
     unfinished: str | None  # name of a task that was cut short
     room: list[LayerForecast]
     settings: dict[str, Any]  # of network, method, training and learner
-    bytes: dict[str, int]  # of weights, memory of the method, prototypes, and on disk
+    bytes: dict[str, int]  # of weights, memory of the method, prototypes, statistics, and on disk
     warnings: tuple[str, ...]  # why newer states could not be used
 
 
@@ -40,6 +42,7 @@ def read(folder: Path) -> Info:
         tasks = [LearntTask(**task) for task in state["tasks"]]
         unfinished = unfinished_state(CheckpointManager(folder / LEARNING), len(tasks))
         version = defaults.check_version(state.get("defaults", 1))
+        earlier = defaults.of(KIND, version)
         known = state["method"]["name"] in METHODS  # not one of the user's own
         method = restore_method(state["method"], None, version) if known else None
         names = ("network", "network_options", "method", "training", "size", "seed", "precision")
@@ -47,11 +50,15 @@ def read(folder: Path) -> Info:
             tasks=tasks,
             unfinished=str(unfinished["task"]) if unfinished else None,
             room=list(forecast_of(state["dimensions"], tasks, method).layers),
-            settings={name: state[name] for name in (*names, "keeps_prototypes")},
+            settings={
+                **{name: state[name] for name in (*names, "keeps_prototypes")},
+                **{name: state.get(name, earlier[name]) for name in NEWER},
+            },
             bytes={
                 "weights": nbytes(state["net"]),
                 "method": nbytes(state["memory"]),
                 "prototypes": nbytes(state["prototypes"]),
+                "statistics": nbytes(state.get("classifier") or {}),
                 "disk": sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()),
             },
             warnings=loaded.warnings,

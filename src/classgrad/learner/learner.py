@@ -1,11 +1,13 @@
 """The learner: your network, your images, new classes as they come, predictions at any time."""
 
 import copy
+import hashlib
+import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -20,28 +22,44 @@ from classgrad.checkpoints import CheckpointManager, Loaded, Lock, Store
 from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.checkpoints.manager import FOLDER
 from classgrad.data.pictures import as_pictures
-from classgrad.errors import UserError, unknown
+from classgrad.errors import UserError
+from classgrad.errors import unknown as unknown_name
 from classgrad.learner.drift import Reference, take_reference
 from classgrad.learner.inputs import Data, Images, as_split, split_off_validation
 from classgrad.learner.learnt import LearntTask, forecast_of
 from classgrad.methods.base import Method
+from classgrad.methods.projection.base import Projected
 from classgrad.methods.projection.cgp import CGP
 from classgrad.methods.projection.forecast import Capacity, LayerForecast
 from classgrad.methods.saved_state import restore_method
-from classgrad.networks.adapted import adapted
+from classgrad.networks.adapted import adapted, with_fixed_norms
 from classgrad.networks.network import Network
 from classgrad.networks.weights import with_digest
-from classgrad.prediction.accuracy import ClassPrototypes, inputs
-from classgrad.prediction.calibration import SCORES, Prediction, calibrate, predictions
+from classgrad.prediction.accuracy import BATCH, ClassPrototypes, inputs
+from classgrad.prediction.calibration import (
+    SCORES,
+    Guess,
+    Prediction,
+    calibrate,
+    predictions,
+    rank_guesses,
+)
+from classgrad.prediction.classifier import KEPT, StatisticsClassifier, sample_digests
 from classgrad.seeds import generator
 from classgrad.tasks import Split, Task, Transform, digest, unchanged
 from classgrad.training.config import Training
-from classgrad.training.loop import Observer
-from classgrad.training.session import Session
+from classgrad.training.loop import Observer, Progress
+from classgrad.training.session import Session, refuse_other_layers
 
 KIND = "learner"  # marks the states of learners
 PRECISIONS = ("bfloat16", "float16")  # lower than that of the weights
 LEARNING = "learning"  # folder of an unfinished task, inside that of the learner
+NETWORK = "efficientnet-lite0"  # of a learner that is given neither a network nor a trunk
+STATISTICS = "statistics"  # a way to predict, besides those of `SCORES`
+TUNE = ("none", "last", "all")
+LAST_BLOCKS = 5  # that learn with tune="last"
+PRIORS = ("equal", "counts")
+SAME_CLASSES = ("separate", "merge", "refuse")
 # Batch statistics would make a prediction depend on its batch.
 STORED = {"norm": "stored", "affine": "task"}
 # For tasks of a few hundred images.
@@ -61,11 +79,19 @@ class Learner:
     """Learn tasks one after another, and predict the classes of images.
 
     The trunk is any module from inputs to (n, embedding), or `network` names one that comes with
-    classgrad, for pictures of `size` x `size`, by default 32 or what a pretrained network needs.
-    Pictures are scaled to [0, 1] and normalised to roughly zero mean and unit deviation, or as a
-    pretrained network needs it; other inputs go to the trunk unchanged. With `precision`,
-    bfloat16 or float16, the trunk computes its products in it; weights and bases keep their own
-    precision. `device` is cpu, cuda or mps; a saved learner can be loaded on any.
+    classgrad, by default a pretrained one, for pictures of `size` x `size`, by default 32 or what a
+    pretrained network needs. Pictures are scaled to [0, 1] and normalised to roughly zero mean and
+    unit deviation, or as a pretrained network needs it; other inputs go to the trunk unchanged.
+
+    `tune` says which layers learn: "none", "last" (blocks) or "all", by default none of a
+    pretrained network and all of any other. With none, a learner keeps class statistics and
+    nothing else; `method` and `training` are for layers that learn. Where the features of an image
+    depend neither on its task nor on its batch and a projection method protects them, classes of
+    all tasks are told apart by class statistics as well, with `priors` "equal", or "counts" of
+    their samples. `kept_features` of each class are kept to calibrate probabilities.
+
+    With `precision`, bfloat16 or float16, the trunk computes its products in it; weights and bases
+    keep their own precision. `device` is cpu, cuda or mps; a saved learner can be loaded on any.
 
     >>> from classgrad import GPM, Learner
     >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
@@ -85,16 +111,44 @@ class Learner:
         embedding: int | None = None,
         size: int | None = None,
         training: Training | None = None,
+        tune: str | None = None,
         valid_fraction: float = 0.1,
         prototypes: bool = True,
+        priors: str = "equal",
+        kept_features: int = KEPT,
         seed: int = 1,
         device: torch.device | str = "cpu",
         precision: str | None = None,
     ) -> None:
-        if precision not in (None, *PRECISIONS):
-            raise unknown("precision", str(precision), PRECISIONS)
-        if (trunk is None) == (network is None):
+        for what, value, choices in [
+            ("precision", precision, PRECISIONS),
+            ("value of tune", tune, TUNE),
+            ("kind of priors", priors, PRIORS),
+        ]:
+            if value is not None and value not in choices:
+                raise unknown_name(what, value, choices)
+        if trunk is not None and network is not None:
             raise UserError("give either a trunk of your own or the name of a network")
+        if trunk is None and network is None:
+            network = NETWORK
+        self.network, self.network_options = network, dict(network_options or {})
+        self.weights: Path | None = None  # file of the first weights, if it was given
+        self.tune = tune or "all"
+        if network is not None:
+            self.tune = self._resolve_tune(tune)
+            kind = networks.kind(network)
+            fixed = {name: value for name, value in STORED.items() if kind.Options.accepts(name)}
+            self.network_options, self.weights = with_digest(
+                kind.Options, {**fixed, **self.network_options}
+            )
+            if size is not None and kind.Options.accepts("size"):
+                self.network_options.setdefault("size", size)
+            # Refuses unknown options.
+            size = size or getattr(kind.Options(**self.network_options), "size", None)
+        elif tune == "last":
+            raise UserError("which blocks of your own trunk are the last is not known: tune all")
+        if self.tune == "none":
+            refuse_useless(method, training, prototypes)
         self.method = CGP() if method is None else method.replace()
         if not self.method.rehearsal_free:
             raise UserError(
@@ -106,36 +160,59 @@ class Learner:
                 "base refining keeps the mean input of every class, even of the first layer: give "
                 "cgp similarity=1 to learn without prototypes"
             )
-        self.network, self.network_options = network, dict(network_options or {})
-        self.weights: Path | None = None  # file of the first weights, if it was given
-        if network is not None:
-            kind = networks.kind(network)
-            fixed = {name: value for name, value in STORED.items() if kind.Options.accepts(name)}
-            self.network_options, self.weights = with_digest(
-                kind.Options, {**fixed, **self.network_options}
-            )
-            if size is not None and kind.Options.accepts("size"):
-                self.network_options.setdefault("size", size)
-            # Refuses unknown options.
-            size = size or getattr(kind.Options(**self.network_options), "size", None)
-        self.trunk = None if trunk is None else adapted(trunk)
+        convert = with_fixed_norms if self.tune == "none" else adapted
+        self.trunk = None if trunk is None else convert(trunk)
         self.embedding, self.size = embedding, size or SIZE
         self.training = training or DEFAULT_TRAINING
         self.valid_fraction, self.keeps_prototypes, self.seed = valid_fraction, prototypes, seed
+        self.priors, self.kept_features = priors, kept_features
+        self.secret = b""  # key of the digests of samples, from the first task on
         self.device, self.precision = devices.resolve_device(device), precision
         self.defaults = defaults.newest_version()  # version it was made with
         self.input_shape: tuple[int, ...] = ()  # of one input, known from the first task on
         self.tasks: list[LearntTask] = []
-        self.session: Session | None = None  # from the first task on
+        # From the first task on: the network; what trains it, unless tune is "none"; statistics of
+        # all classes, if their features can be compared.
+        self._net: Network | None = None
+        self.session: Session | None = None
+        self.classifier: StatisticsClassifier | None = None
         self.stores: dict[Path, Store] = {}  # where this learner was loaded from or saved
         self.warnings: tuple[str, ...] = ()  # damaged checkpoints that loading skipped
 
+    def _resolve_tune(self, tune: str | None) -> str:
+        """Return which layers of a network of the table learn, and set its option for that."""
+        assert self.network is not None
+        kind, options = networks.kind(self.network), self.network_options
+        if not kind.Options.accepts("trainable"):
+            if tune not in (None, "all"):
+                raise UserError(
+                    f"tune={tune} is for pretrained networks: network '{self.network}' has to "
+                    "learn all its layers"
+                )
+            return "all"
+        blocks = {"none": 0, "last": LAST_BLOCKS, "all": kind.blocks()}
+        if tune is not None:
+            options.setdefault("trainable", blocks[tune])
+        elif options.get("trainable", 0) > 0:
+            tune = "last"
+        if tune == "none" and options["trainable"]:
+            raise UserError(f"tune=none contradicts trainable={options['trainable']}")
+        return tune or "none"
+
     @property
     def net(self) -> Network:
-        """The network with the heads of all tasks."""
-        if self.session is None:
+        """The network with the heads of all tasks, if it has heads."""
+        if self._net is None:
             raise UserError("nothing was learnt yet: call learn first")
-        return self.session.net
+        return self._net
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The ways to predict; the first is the default."""
+        by_head = () if self.tune == "none" else ("confidence",)
+        if self.classifier is not None:
+            return (STATISTICS, *by_head, *(["prototypes"] if by_head else []))
+        return (*by_head, *(["prototypes"] if self.keeps_prototypes else []))
 
     @property
     def prototypes(self) -> list[Tensor]:
@@ -163,6 +240,7 @@ class Learner:
         valid: Data | None = None,
         classes: Sequence[str] | None = None,
         skip_bad: bool = False,
+        same_classes: str = "separate",
         checkpoint_dir: Path | str | None = None,
         fresh: bool = False,
         checkpoints: CheckpointManager | None = None,
@@ -170,30 +248,45 @@ class Learner:
     ) -> LearntTask:
         """Learn a task; its data are not needed afterwards.
 
-        Without `valid` a share of every class is set aside for validation. With `checkpoint_dir`
+        Without `valid` a share of every class is set aside for validation, if anything is trained.
+        By statistics, a class with the name of an earlier task's is a "separate" one, or "merge"
+        makes them one class, or "refuse" it; and images can be added to a task by its name, where
+        those that are known are not counted again. With `checkpoint_dir`
         the learner is saved in that folder at the end, and every few minutes during training: after
         a crash the same call resumes from there, or returns at once if the task was finished;
         `fresh` starts the task again instead. If learning fails, the learner is as it was before.
         """
         folder = None if checkpoint_dir is None else Path(checkpoint_dir)
+        if same_classes not in SAME_CLASSES:
+            raise unknown_name("value of same_classes", same_classes, SAME_CLASSES)
         task = self._task(name, train, valid, classes, skip_bad)
-        if task.id < len(self.tasks):
+        known = task.id < len(self.tasks)
+        if known and self.classifier is None:
             return self.tasks[task.id]
-        if self.keeps_prototypes:
+        if self.keeps_prototypes and not known:
             warn_about_single_images(task)
         if folder is not None:
             checkpoints = checkpoints or CheckpointManager(folder / LEARNING)
         before = self.state_dict()
+        samples = list(self.tasks[task.id].samples) if known else []
         try:
             with Lock(folder) if folder is not None else nullcontext():
                 if folder is not None:
                     self._refuse_stale(folder)
-                if fresh and checkpoints is not None:
+                if fresh and checkpoints is not None and not known:
                     checkpoints.clear()
-                learnt = self._learn(task, checkpoints, observer)
+                if known:
+                    learnt = self._add_samples(task, same_classes, observer)
+                elif self.tune == "none":
+                    learnt = self._learn_statistics(task, same_classes, observer)
+                else:
+                    learnt = self._learn(task, same_classes, checkpoints, observer)
+                if known and learnt.samples == samples:  # there was nothing new
+                    return learnt
                 if folder is not None and checkpoints is not None:
                     self._store(folder).save(self.state_dict())
-                    checkpoints.clear()
+                    if not known:  # they may be of another task, which was cut short
+                        checkpoints.clear()
         except BaseException:
             self.load_state_dict(before)
             raise
@@ -213,19 +306,25 @@ class Learner:
         split, names = as_split(train, classes, self.size, skip_bad)
         if len(set(names)) < len(names):
             raise UserError(f"task '{name}' has two classes of the same name: rename one")
-        if valid is None:
-            rng = generator(self.seed, "valid", number)
-            split, validation = split_off_validation(split, self.valid_fraction, rng)
-        else:
-            validation, _ = as_split(valid, names, self.size, skip_bad)
         shape = tuple(split.images.shape[1:])
         if self.tasks and shape != self.input_shape:
             raise UserError(
                 f"images of task '{name}' have shape {shape}, those of earlier tasks "
                 f"{self.input_shape}: give all the same"
             )
+        if valid is not None:
+            validation, _ = as_split(valid, names, self.size, skip_bad)
+        elif self.tune == "none":  # nothing is trained, so each sample can be used for both
+            validation = Split(split.images[:0], split.labels[:0])
+        else:
+            rng = generator(self.seed, "valid", number)
+            split, validation = split_off_validation(split, self.valid_fraction, rng)
         self.input_shape = shape
-        if name in known and self.tasks[number].data != digest([split, validation]):
+        if (
+            self.classifier is None
+            and name in known
+            and self.tasks[number].data != digest([split, validation])
+        ):
             raise UserError(
                 f"task '{name}' was learnt before, from other data: give the new one another name"
             )
@@ -233,8 +332,136 @@ class Learner:
             number, name, names, split.to(self.device), validation.to(self.device), self.transform
         )
 
+    def _learn_statistics(
+        self, task: Task, same_classes: str, observer: Observer | None
+    ) -> LearntTask:
+        """Learn a task by the statistics of its classes alone."""
+        started = time.perf_counter()
+        if self._net is None:
+            self._net = self._build()
+        if self.classifier is None:
+            self._start_statistics(task)
+        numbers = self._class_numbers(task.class_names, same_classes)
+        samples = self._count_samples(task, numbers, same_classes, observer)
+        self.tasks.append(self._summary(task, samples, numbers, time.perf_counter() - started))
+        return self.tasks[-1]
+
+    def _start_statistics(self, task: Task) -> None:
+        """Start the statistics of all classes with the first task."""
+        self.classifier = self._new_classifier()
+        # Not random, so that the same data and seed give the same state.
+        content = f"{digest([task.train, task.valid])} {self.seed}"
+        self.secret = hashlib.blake2b(content.encode(), digest_size=32).digest()
+
+    def _new_classifier(self) -> StatisticsClassifier:
+        return StatisticsClassifier(self.net.embedding, priors=self.priors, kept=self.kept_features)
+
+    def _class_numbers(self, names: Sequence[str], same_classes: str) -> list[int]:
+        """Return the numbers of classes with these names, which are new, or merged with known."""
+        assert self.classifier is not None
+        earlier = {
+            name: (number, task.name)
+            for task in self.tasks
+            for number, name in zip(task.numbers, task.class_names, strict=True)
+            if name not in task.forgotten
+        }
+        numbers = []
+        for name in names:
+            if name in earlier and same_classes == "refuse":
+                raise UserError(
+                    f"class '{name}' was learnt in task '{earlier[name][1]}': give its new images "
+                    "to that task, rename it, or merge classes of the same name",
+                    hint="same_classes",
+                )
+            merged = name in earlier and same_classes == "merge"
+            numbers += [earlier[name][0]] if merged else self.classifier.add_classes(1)
+        return numbers
+
+    def _add_samples(self, task: Task, same_classes: str, observer: Observer | None) -> LearntTask:
+        """Add images to a task that was learnt before, by their statistics; nothing is trained."""
+        learnt = self.tasks[task.id]
+        gone = [name for name in task.class_names if name in learnt.forgotten]
+        if gone:
+            raise UserError(f"class '{gone[0]}' of task '{learnt.name}' is forgotten: rename it")
+        new = [name for name in task.class_names if name not in learnt.class_names]
+        if new and self.session is not None:
+            raise UserError(
+                f"class '{new[0]}' is not one of task '{learnt.name}', which was trained without "
+                "it: learn it in a task of its own"
+            )
+        learnt.numbers += self._class_numbers(new, same_classes)
+        learnt.class_names += new
+        learnt.samples += [0] * len(new)
+        places = [learnt.class_names.index(name) for name in task.class_names]
+        numbers = [learnt.numbers[place] for place in places]
+        samples = self._count_samples(task, numbers, same_classes, observer)
+        for place, count in zip(places, samples, strict=True):
+            learnt.samples[place] += count
+        if any(samples):
+            learnt.when = now()
+            self._measure(learnt)
+        return learnt
+
+    @torch.no_grad()
+    def _count_samples(
+        self, task: Task, numbers: Sequence[int], same_classes: str, observer: Observer | None
+    ) -> list[int]:
+        """Add the images of a task to the statistics; return how many of each class were new."""
+        assert self.classifier is not None
+        labels = torch.cat([task.train.labels, task.valid.labels]).cpu()
+        classes = torch.tensor(numbers)[labels]
+        images = [task.train.images, task.valid.images]
+        digests = torch.cat([sample_digests(part, self.secret) for part in images])
+        seed = str(self.seed).encode()
+        draws = torch.cat([sample_digests(part, seed) for part in images])
+        new = self._new_samples(classes, digests, same_classes)
+        trained = torch.arange(len(labels)) < len(task.train)
+        if not len(task.valid) and self.session is None:
+            trained[:] = False
+        features = self._features(task, new, observer)
+        self.classifier.add(features, classes[new], digests[new], draws[new], ~trained[new])
+        return torch.bincount(labels[new], minlength=task.classes).tolist()
+
+    def _new_samples(self, classes: Tensor, digests: Tensor, same_classes: str) -> Tensor:
+        """Return the indices of the images that are not in the statistics, each of them once.
+
+        Refuse an image that is in two classes, now or earlier, as one of the two is wrong; unless
+        classes of different tasks are separate, and may even share their names.
+        """
+        assert self.classifier is not None
+        known, new = self.classifier.known_samples(), []
+        for index, (number, key) in enumerate(zip(classes.tolist(), digests.tolist(), strict=True)):
+            owners = known.setdefault(key, set())
+            if number not in owners:
+                new.append(index)
+            owners.add(number)
+            if len(owners) > 1 and same_classes != "separate":
+                raise UserError(
+                    "an image of this task is also in another class: remove it from one"
+                )
+        return torch.tensor(new, dtype=torch.int64)
+
+    def _features(self, task: Task, index: Tensor, observer: Observer | None) -> Tensor:
+        """Return the embeddings of images of a task; an index counts those of validation last."""
+        net, dtype = self.net.eval(), next(self.net.parameters()).dtype
+        parts = [torch.zeros(0, net.embedding)]
+        done = 0
+        for split, first in [(task.train, 0), (task.valid, len(task.train))]:
+            of_split = index[(index >= first) & (index < first + len(split))] - first
+            for batch in of_split.split(BATCH) if len(of_split) else []:
+                x = task.transform(split.unit_images(batch, dtype))
+                parts.append(net.embed(x, task.id).cpu().float())
+                done += len(batch)
+                if observer is not None:
+                    observer(Progress(task.id, 0, done, len(index), math.nan, 0.0))
+        return torch.cat(parts)
+
     def _learn(
-        self, task: Task, checkpoints: CheckpointManager | None, observer: Observer | None
+        self,
+        task: Task,
+        same_classes: str,
+        checkpoints: CheckpointManager | None,
+        observer: Observer | None,
     ) -> LearntTask:
         """Learn a task, from the start or from where it was cut short; return its summary."""
         started = time.perf_counter()
@@ -257,8 +484,22 @@ class Learner:
             checkpoints=checkpoints,
             full_state=partial(self._unfinished_state, about),
         )
-        self.tasks.append(self._summary(session, task, time.perf_counter() - started))
+        if self.keeps_prototypes:
+            session.prototypes.add_task(session.net, task)
+        numbers = []
+        if not self.tasks and self._is_comparable():
+            self._start_statistics(task)
+        if self.classifier is not None:
+            numbers = self._class_numbers(task.class_names, same_classes)
+            self._count_samples(task, numbers, same_classes, None)
+        samples = torch.bincount(task.train.labels.cpu(), minlength=task.classes).tolist()
+        self.tasks.append(self._summary(task, samples, numbers, time.perf_counter() - started))
         return self.tasks[-1]
+
+    def _is_comparable(self) -> bool:
+        """Tell whether features of images of different tasks can be compared, and are protected."""
+        dependent = self.net.task_dependent or self.net.batch_dependent
+        return self.keeps_prototypes and not dependent and isinstance(self.method, Projected)
 
     def _session(self, classes: int, *, restored: bool = False) -> Session:
         """Return the session; start it if this is the first task, which has `classes` classes.
@@ -266,55 +507,72 @@ class Learner:
         `restored` means that a saved state is loaded next.
         """
         if self.session is None:
-            if self.network is not None:
-                options = dict(self.network_options)
-                if self.weights is not None:
-                    options["weights"] = self.weights
-                net = networks.build(
-                    self.network, self.input_shape, self.seed, restored=restored, **options
-                )
-            else:
-                assert self.trunk is not None
-                net = networks.build_own(
-                    self.trunk, self.input_shape, self.seed, embedding=self.embedding
-                )
-            net.to(self.device)
             precision = devices.resolve_precision(
                 self.precision or self.training.precision, self.device
             )
             self.session = Session(
-                net,
+                self._build(restored=restored),
                 self.method,
                 self.training,
                 seed=self.seed,
                 classes=classes,
                 precision=devices.PRECISIONS[precision],
             )
+            self._net = self.session.net
         return self.session
 
+    def _build(self, *, restored: bool = False) -> Network:
+        """Return a new network, without heads."""
+        if self.network is not None:
+            options = dict(self.network_options)
+            if self.weights is not None:
+                options["weights"] = self.weights
+            net = networks.build(
+                self.network, self.input_shape, self.seed, restored=restored, **options
+            )
+        else:
+            assert self.trunk is not None
+            net = networks.build_own(
+                self.trunk, self.input_shape, self.seed, embedding=self.embedding
+            )
+        return net.to(self.device)
+
     @torch.no_grad()
-    def _summary(self, session: Session, task: Task, seconds: float) -> LearntTask:
-        """Return what is known about a task that was just learnt; keep its prototypes."""
-        if self.keeps_prototypes:
-            session.prototypes.add_task(session.net, task)
+    def _summary(
+        self, task: Task, samples: list[int], numbers: list[int], seconds: float
+    ) -> LearntTask:
+        """Return what is known about a task that was just learnt."""
         sharpness, accuracy = {}, None
-        for way in SCORES if self.keeps_prototypes else ["confidence"]:
+        for way in [way for way in self.ways if way != STATISTICS]:
             scores = self._valid_scores(way, task)
             sharpness[way] = calibrate(scores, task.valid.labels)
             if way == "confidence" and len(task.valid):
                 correct = scores.argmax(1) == task.valid.labels
                 accuracy = 100 * float(correct.cpu().double().mean())
-        return LearntTask(
+        learnt = LearntTask(
             name=task.name,
             class_names=list(task.class_names),
-            samples=torch.bincount(task.train.labels.cpu(), minlength=task.classes).tolist(),
+            samples=samples,
             sharpness=sharpness,
             accuracy=accuracy,
             ranks={layer.name: layer.rank for layer in self.method.layer_ranks()},
-            when=datetime.now(UTC).isoformat(timespec="seconds"),
+            when=now(),
             seconds=round(seconds, 1),
             data=digest([task.train, task.valid]),
+            numbers=numbers,
         )
+        if self.classifier is not None:
+            self._measure(learnt)
+        return learnt
+
+    def _measure(self, learnt: LearntTask) -> None:
+        """Note how the classes of a task are told apart, from each other and from all others."""
+        assert self.classifier is not None
+        known = {number for task in [*self.tasks, learnt] for number in task.known_numbers()}
+        alone = self.classifier.figures(learnt.known_numbers())
+        among_all = self.classifier.figures(sorted(known))
+        learnt.accuracy = alone.accuracy if alone else None
+        learnt.task_free = asdict(among_all) if among_all else None
 
     def _valid_scores(self, way: str, task: Task) -> Tensor:
         """Return the scores of all validation images of a task (n, classes)."""
@@ -333,27 +591,77 @@ class Learner:
         images: Images,
         task: str | None = None,
         *,
-        by: str = "confidence",
+        by: str | None = None,
+        unknown: float = 0.0,
         batch_size: int = 1,
     ) -> list[Prediction]:
         """Predict the class of each image, among all tasks if `task` is not given.
 
         Images are paths, a folder, Pillow images, or a tensor of one or several. `by` is
-        "confidence" or "prototypes". A larger batch size is faster, but the last digits of
-        probabilities may then depend on the batch.
+        "statistics", "confidence" or "prototypes", by default the first that the learner has
+        (`default_way`). By statistics, `unknown` is the share of images of known classes that may
+        be refused as none of these: such predictions are not `known`. A larger batch size is
+        faster, but the last digits of probabilities may then depend on the batch.
         """
-        if by not in SCORES:
-            raise unknown("way to predict", by, SCORES)
-        if by == "prototypes" and not self.keeps_prototypes:
-            raise UserError("this learner has no prototypes: predict by confidence")
+        by = by or self.default_way(task)
+        if by not in self.ways:
+            if by not in (STATISTICS, *SCORES):
+                raise unknown_name("way to predict", by, self.ways)
+            raise UserError(f"this learner has no {by}: predict by {' or '.join(self.ways)}")
         numbers = range(len(self.tasks)) if task is None else [self.task_number(task)]
-        self.net.eval()
-        means = self.prototypes if by == "prototypes" else None
+        net = self.net.eval()
+        predicted: list[Prediction] = []
+        for x in self.inputs(images).split(batch_size):
+            if by == STATISTICS:
+                predicted += self._predict_by_statistics(x, numbers, unknown)
+            else:
+                means = self.prototypes if by == "prototypes" else None
+                predicted += predictions(net, self.tasks, means, x, numbers, by)
+        return predicted
+
+    def default_way(self, task: str | None = None) -> str:
+        """Return the way to predict when none is given.
+
+        Without statistics, the confidence of heads is best for one task, and prototypes for all.
+        """
+        if self.classifier is None and task is None and "prototypes" in self.ways:
+            return "prototypes"
+        return self.ways[0]
+
+    def _predict_by_statistics(
+        self, x: Tensor, numbers: Sequence[int], unknown: float
+    ) -> list[Prediction]:
+        """Return the prediction for each input, over the classes of these tasks."""
+        assert self.classifier is not None
+        classes: dict[int, tuple[str, str]] = {}
+        for task in [self.tasks[number] for number in numbers]:
+            for number, name in zip(task.numbers, task.class_names, strict=True):
+                if name not in task.forgotten:
+                    classes.setdefault(number, (name, task.name))
+        if not classes:
+            return [Prediction(())] * len(x)
+        rows, p_values = self.classifier.probabilities(self.net.embed(x, 0), list(classes))
         return [
-            prediction
-            for x in self.inputs(images).split(batch_size)
-            for prediction in predictions(self.net, self.tasks, means, x, numbers, by)
+            replace(
+                rank_guesses(
+                    [
+                        Guess(name, task, probability)
+                        for (name, task), probability in zip(classes.values(), row, strict=True)
+                    ]
+                ),
+                p_value=p_value,
+                known=p_value > unknown,
+            )
+            for row, p_value in zip(rows.tolist(), p_values.tolist(), strict=True)
         ]
+
+    def task_outputs(self, x: Tensor, number: int) -> Tensor:
+        """Return the logits of a task's head, or products with the means of its classes."""
+        if self.session is not None:
+            return self.net(x, number)
+        assert self.classifier is not None
+        means = self.classifier.statistics.means()[self.tasks[number].numbers]
+        return self.net.embed(x, number).cpu().double() @ means.T
 
     def inputs(self, images: Images) -> Tensor:
         """Return inputs of the network for images as `predict` takes them."""
@@ -382,7 +690,7 @@ class Learner:
         """Return the number of a task, counted from 0; refuse a name that was not learnt."""
         names = [learnt.name for learnt in self.tasks]
         if task not in names:
-            raise unknown("task", task, names)
+            raise unknown_name("task", task, names)
         return names.index(task)
 
     def forecast(self) -> list[LayerForecast]:
@@ -395,25 +703,52 @@ class Learner:
         return forecast_of(dimensions, self.tasks, self.method)
 
     @torch.no_grad()
-    def forget_class(self, task: str, name: str) -> dict[str, int]:
+    def forget_class(self, task: str, name: str, images: Images | None = None) -> dict[str, int]:
         """Stop predicting a class; return the directions this frees in each layer, always 0.
 
-        The class's row of the head and its prototypes are set to zero. Its directions stay
-        protected: later classes may share them, and the data to find out are gone.
+        The class's row of the head, its prototypes and its statistics are removed. Its share of the
+        covariance that all classes have in common stays, unless all its `images` are given again.
+        Its directions stay protected: later classes may share them, and the data to find out are
+        gone.
         """
         number = self.task_number(task)
         learnt = self.tasks[number]
         remaining = [known for known in learnt.class_names if known not in learnt.forgotten]
         if name not in remaining:
-            raise unknown(f"class of task '{task}'", name, remaining)
+            raise unknown_name(f"class of task '{task}'", name, remaining)
         label = learnt.class_names.index(name)
-        self.net.head_parameters(number)[0][label] = 0
-        if self.keeps_prototypes:
-            self.prototypes[number][label] = 0
-        earlier = sum(len(before.class_names) for before in self.tasks[:number])
-        self.method.forget_class(earlier + label)
+        if self.classifier is not None:
+            merged = learnt.numbers[label]
+            samples = None if images is None else self._all_samples(merged, images)
+            self.classifier.forget(merged, samples)
+            for other in self.tasks:
+                if other is not learnt and merged in other.known_numbers():
+                    other.forgotten.append(name)
+        elif images is not None:
+            raise UserError("this learner has no class statistics to remove images from")
         learnt.forgotten.append(name)
+        if self.session is not None:
+            self.net.head_parameters(number)[0][label] = 0
+            if self.keeps_prototypes:
+                self.prototypes[number][label] = 0
+            earlier = sum(len(before.class_names) for before in self.tasks[:number])
+            self.method.forget_class(earlier + label)
         return {layer.name: 0 for layer in self.method.layer_ranks()}
+
+    def _all_samples(self, number: int, images: Images) -> Tensor:
+        """Return the embeddings of all images of a class; refuse others, or fewer of them."""
+        assert self.classifier is not None
+        batch = images if isinstance(images, Tensor) else as_pictures(images, self.size)
+        expected = self.classifier.digests[self.classifier.classes == number]
+        given = sample_digests(batch, self.secret)
+        chosen = [int((given == key).nonzero()[0]) for key in expected.tolist() if key in given]
+        if len(chosen) < len(expected):
+            raise UserError(
+                f"{len(expected) - len(chosen)} of the {len(expected)} images of the class are not "
+                "among those given: give all, or none to keep its share of the covariance"
+            )
+        parts = self.inputs(batch[torch.tensor(chosen)]).split(BATCH)
+        return torch.cat([self.net.eval().embed(x, 0).cpu().float() for x in parts])
 
     # Saving and loading, as docs/state.md describes.
 
@@ -446,16 +781,21 @@ class Learner:
                 raise UserError("this learner has a trunk of your own: give it again", hint="model")
             version = defaults.check_version(state.get("defaults", 1))
             options = {**defaults.of(KIND, version), **state}
+            tune = options["tune"]
+            training = defaults.restore("training", Training, state["training"], version)
             learner = cls(
                 trunk if state["network"] is None else None,
-                restore_method(state["method"], method, version),
+                None if tune == "none" else restore_method(state["method"], method, version),
                 network=state["network"],
                 network_options=restore_network_options(state, version),
                 embedding=state["embedding"],
                 size=options["size"],
-                training=defaults.restore("training", Training, state["training"], version),
+                training=None if tune == "none" else training,
+                tune=tune,
                 valid_fraction=options["valid_fraction"],
                 prototypes=options["keeps_prototypes"],
+                priors=options["priors"],
+                kept_features=options["kept_features"],
                 seed=options["seed"],
                 device=device,
                 precision=options["precision"],
@@ -473,6 +813,7 @@ class Learner:
             "network_options": dict(self.network_options),
             "method": {"name": self.method.name, **self.method.model_dump()},
             "training": self.training.model_dump(),
+            "tune": self.tune,
             "seed": self.seed,
             "precision": self.precision,
             "defaults": self.defaults,
@@ -480,8 +821,7 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of everything there is of a learner between two tasks."""
-        session = self.session
-        net = None if session is None else session.net
+        session, net = self.session, self._net
         return {
             "kind": KIND,
             **self.settings(),
@@ -490,6 +830,10 @@ class Learner:
             "input_shape": list(self.input_shape),
             "valid_fraction": self.valid_fraction,
             "keeps_prototypes": self.keeps_prototypes,
+            "priors": self.priors,
+            "kept_features": self.kept_features,
+            "secret": self.secret.hex(),
+            "classifier": None if self.classifier is None else self.classifier.state_dict(),
             "tasks": [asdict(task) for task in self.tasks],
             "prototypes": [means.cpu().clone() for means in self.prototypes],
             "net": None
@@ -506,10 +850,25 @@ class Learner:
         self.input_shape = tuple(state["input_shape"])
         self._refuse_mismatch(state)
         self.method = self.method.replace()
-        self.session = None
+        self.session = self._net = self.classifier = None
+        if "secret" in state:
+            self.secret = bytes.fromhex(state["secret"])
         if state["net"] is None:
             return
         self.embedding = state["embedding"]
+        if self.tune == "none":
+            self._net = self._build(restored=True)
+            refuse_other_layers(self._net, state["net"])
+            self._net.load_state_dict(state["net"])
+        else:
+            self._restore_session(state)
+        if state.get("classifier") is not None:
+            self.classifier = self._new_classifier()
+            self.classifier.load_state_dict(state["classifier"])
+        self._refuse_other_classes()
+
+    def _restore_session(self, state: Mapping[str, Any]) -> None:
+        """Restore what trains the network, and its weights, from a saved state."""
         classes = [len(task.class_names) for task in self.tasks]
         session = self._session(classes[0], restored=True)
         parts = {"tasks": len(classes), "net": state["net"], "unfinished": None}
@@ -577,12 +936,22 @@ class Learner:
         """Refuse a state whose parts do not match."""
         if any(type(size) is not int or size < 1 for size in self.input_shape):
             raise ValueError("the shape of inputs is invalid")
-        ways = SCORES if self.keeps_prototypes else ["confidence"]
-        if any(task.sharpness.keys() != set(ways) for task in self.tasks):
+        ways = set() if self.tune == "none" else {"confidence"}
+        if ways and self.keeps_prototypes:
+            ways.add("prototypes")
+        if any(task.sharpness.keys() != ways for task in self.tasks):
             raise ValueError("tasks are calibrated for other ways to predict")
-        counts = [len(task.class_names) for task in self.tasks]
+        counts = [len(task.class_names) for task in self.tasks] if ways else []
         if self.keeps_prototypes and [len(means) for means in state["prototypes"]] != counts:
             raise ValueError("prototypes and tasks have different classes")
+
+    def _refuse_other_classes(self) -> None:
+        """Refuse statistics of other classes than those of the tasks."""
+        numbers = sorted({number for task in self.tasks for number in task.numbers})
+        if numbers != list(range(len(self.classifier or []))):
+            raise ValueError("class statistics and tasks have different classes")
+        if self.tune == "none" and self.classifier is None and self.tasks:
+            raise ValueError("class statistics are missing")
 
     def _store(self, folder: Path) -> Store:
         """Return the store of a folder, which tracks what this learner loaded and saved there."""
@@ -595,6 +964,28 @@ class Learner:
                 f"'{folder}' holds another learner, or one that has learnt more since this one was "
                 "loaded: load it from there, or give another folder"
             )
+
+
+def refuse_useless(method: Method | None, training: Training | None, prototypes: bool) -> None:
+    """Refuse settings of training, where nothing is trained."""
+    for what, value in [("method", method), ("training", training)]:
+        if value is not None:
+            raise UserError(
+                f"with tune=none no layer learns, so the {what} would have no effect: leave it "
+                "out, or tune the last blocks",
+                hint="tune",
+            )
+    if not prototypes:
+        raise UserError(
+            "with tune=none class statistics, which have the mean of each class, are all that is "
+            "learnt: tune the last blocks to learn without them",
+            hint="tune",
+        )
+
+
+def now() -> str:
+    """Return the date and time, UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def warn_about_single_images(task: Task) -> None:
@@ -637,5 +1028,7 @@ def restore_network_options(state: Mapping[str, Any], version: int) -> dict[str,
     kind = networks.NETWORKS[name].Options
     restored = defaults.restore(f"network {name}", kind, options, version).model_dump()
     current, given = kind().model_dump(), kind.migrate(options)
+    if "tune" not in state and kind.accepts("trainable"):
+        given.setdefault("trainable", 0)  # before there was a choice, heads alone learnt
     older = {option: value for option, value in restored.items() if value != current[option]}
     return {**given, **{option: value for option, value in older.items() if option not in given}}

@@ -31,14 +31,23 @@ class LearntTask:
     seconds: NonNegative
     data: str = ""  # digest of its training and validation data
     forgotten: list[str] = field(default_factory=list)  # classes no longer predicted
+    numbers: list[Count] = field(default_factory=list)  # of its classes, in the statistics if any
+    # How samples of all classes so far were told apart when it was learnt, without the task: number
+    # of samples, accuracy in per cent, calibration error in points. None without statistics.
+    task_free: dict[str, float | int] | None = None
 
     def __post_init__(self) -> None:
         """Refuse inconsistent values, which a damaged or foreign state may have."""
         names = set(self.class_names)
         if not names or len(names) != len(self.class_names) or not names.issuperset(self.forgotten):
             raise ValueError("the names of classes are inconsistent")
-        if "confidence" not in self.sharpness or len(self.samples) != len(names):
+        if len(self.samples) != len(names) or len(self.numbers) not in (0, len(names)):
             raise ValueError(f"the description of task '{self.name}' is incomplete")
+
+    def known_numbers(self) -> list[int]:
+        """Return the numbers of its classes that are not forgotten."""
+        known = zip(self.numbers, self.class_names, strict=True)
+        return [number for number, name in known if name not in self.forgotten]
 
 
 def forecast_of(

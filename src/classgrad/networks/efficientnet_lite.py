@@ -200,6 +200,12 @@ class EfficientNetLite0(Trunk):
         layers["flat"] = nn.Flatten()
         return layers
 
+    @classmethod
+    def blocks(cls) -> int:
+        """Return how many blocks can learn, stem and head counted."""
+        inner = sum(math.ceil(stage[1] * cls.depth) for stage in STAGES[1:-1])
+        return STAGES[0][1] + inner + STAGES[-1][1] + 2
+
     def train_last(self, count: int) -> None:
         """Let the last `count` blocks learn, the head counted, and no other layer.
 

@@ -111,6 +111,11 @@ class Trunk(nn.Sequential):
     def stack(input_shape: tuple[int, ...], options: Any) -> OrderedDict[str, nn.Module]:
         """Return the layers in order, by name."""
 
+    @classmethod
+    def blocks(cls) -> int:
+        """Return how many blocks the option `trainable` counts, in a network that has it."""
+        raise UserError(f"{cls.__name__} has no blocks that can be chosen to learn")
+
     def pretrained(self) -> Mapping[str, Tensor]:
         """Return the weights that `weights=imagenet` stands for, by name."""
         raise UserError(f"there are no pretrained weights of {type(self).__name__}")

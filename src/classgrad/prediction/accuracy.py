@@ -167,8 +167,10 @@ def class_statistics(net: Network, task: Task) -> ClassStatistics:
     statistics = ClassStatistics.empty(task.classes, net.embedding)
     for index, x in inputs(net, task.train, task.transform):
         statistics.add(net.embed(x, task.id), task.train.labels[index])
-    parts = (statistics.counts, statistics.sums, statistics.products)
-    return ClassStatistics(*(world().sum(part) for part in parts))
+    counts, sums, products = (
+        world().sum(part) for part in (statistics.counts, statistics.sums, statistics.products)
+    )
+    return ClassStatistics(counts, sums, products)
 
 
 def inputs(net: Network, split: Split, transform: Transform):  # type: ignore[no-untyped-def]

@@ -34,7 +34,11 @@ class KnownTask(Protocol):
 
 @dataclass(frozen=True)
 class Guess:
-    """A class of a task, and its probability among the classes of that task."""
+    """A class of a task, and its probability.
+
+    By statistics it is the probability among all classes that are compared, by confidence and by
+    prototypes that among the classes of its task.
+    """
 
     name: str
     task: str
@@ -43,9 +47,15 @@ class Guess:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The most probable class of an image, and `ranking`, all classes by falling probability."""
+    """The most probable class of an image, and `ranking`, all classes by falling probability.
+
+    By statistics, `p_value` is that of the hypothesis that the image is of a class that was learnt;
+    `known` is false if it is refused, as none of these.
+    """
 
     ranking: tuple[Guess, ...]
+    p_value: float | None = None
+    known: bool = True
 
     @property
     def name(self) -> str:
@@ -72,19 +82,18 @@ def calibrate(scores: Tensor, labels: Tensor) -> float:
     if not len(labels):
         return 1.0
     scores, labels = scores.cpu().double(), labels.cpu()
+    smoothing = 1 / (len(labels) + 2)
+    targets = torch.full_like(scores, smoothing / scores.shape[1])
+    targets[torch.arange(len(labels)), labels] += 1 - smoothing
 
-    def cost(sharpness: float) -> float:
-        smoothing = 1 / (len(labels) + 2)
-        logits = scores * sharpness
-        return float(functional.cross_entropy(logits, labels, label_smoothing=smoothing))
+    def slope(sharpness: float) -> float:
+        """Return the derivative of the cost, which rises."""
+        return float((((scores * sharpness).softmax(1) - targets) * scores).sum())
 
     low, high = 0.0, MAX_SHARPNESS
     for _ in range(SEARCH_STEPS):
-        third = (high - low) / 3
-        if cost(low + third) <= cost(high - third):
-            high -= third
-        else:
-            low += third
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
     return (low + high) / 2
 
 

@@ -5,10 +5,14 @@ order of classes, batches or tasks, so neither does the classifier (linear discr
 
     S = (Σ x xᵀ - Σ_c n_c μ_c μ_cᵀ) / (N - C)                       scatter within classes
     Σ = (1 - ρ) S + ρ tr(S) / d · I                                 ρ from S, N - C and d alone
-    score_c(x) = xᵀ Σ⁻¹ μ_c - ½ μ_cᵀ Σ⁻¹ μ_c
+    score_c(x) = xᵀ Σ⁻¹ μ_c - ½ μ_cᵀ Σ⁻¹ μ_c                        + log n_c, if classes differ
 
 ρ is the oracle approximating shrinkage of Chen et al. (2010). Σ is the same for all classes, so the
 scores of all classes of all tasks cost one product.
+
+How well this classifies new samples can be told from those in the sums: leaving x of class c out
+changes μ_c to (n_c μ_c - x) / (n_c - 1), and Σ by a matrix of rank one, so the scores without it
+follow in closed form, with ρ and N - C as they are.
 """
 
 from dataclasses import dataclass
@@ -21,12 +25,13 @@ from torch import Tensor
 class ClassStatistics:
     """Count and sum of each class's embeddings, and the sum of all outer products.
 
-    Names of fields are keys of saved states.
+    A class without samples is not predicted. Names of fields are keys of saved states.
     """
 
     counts: Tensor  # of each class
     sums: Tensor  # classes x embedding
     products: Tensor  # embedding x embedding
+    removed: int = 0  # degrees of freedom of forgotten classes whose scatter is still in `products`
 
     @classmethod
     def empty(cls, classes: int, embedding: int) -> "ClassStatistics":
@@ -46,24 +51,41 @@ class ClassStatistics:
         self.counts = torch.cat([self.counts, other.counts])
         self.sums = torch.cat([self.sums, other.sums])
         self.products = self.products + other.products
+        self.removed += other.removed
+
+    def forget(self, number: int, samples: Tensor | None = None) -> None:
+        """Remove the count and the mean of a class.
+
+        Its scatter around that mean stays in the shared covariance, unless all its samples are
+        given: then nothing of it is left, up to rounding.
+        """
+        count, mean = int(self.counts[number]), self.means()[number]
+        self.products -= count * torch.outer(mean, mean)
+        if samples is None:
+            self.removed += max(count - 1, 0)
+        else:
+            deviations = samples.detach().cpu().double() - mean
+            self.products -= deviations.T @ deviations
+        self.counts[number] = 0
+        self.sums[number] = 0
 
     def means(self) -> Tensor:
         """Return the mean embedding of each class (classes x embedding)."""
-        return self.sums / self.counts[:, None]
+        return self.sums / self.counts.clamp(min=1)[:, None]
 
     def scatter(self) -> tuple[Tensor, int]:
         """Return the covariance within classes, S, and its degrees of freedom, N - C."""
         within = self.products - self.sums.T @ self.means()
-        freedom = int(self.counts.sum()) - len(self.counts)
+        freedom = int((self.counts - 1).clamp(min=0).sum()) + self.removed
         return (within + within.T) / (2 * max(freedom, 1)), freedom
 
 
-def shrinkage(eigenvalues: Tensor, freedom: int) -> float:
-    """Return ρ for a covariance with these eigenvalues; 1 where nothing else is known.
+def shrinkage(covariance: Tensor, freedom: int) -> float:
+    """Return ρ for a covariance S; 1 where nothing else is known.
 
     ρ = ((1 - 2/d) tr S² + tr² S) / ((n + 1 - 2/d) (tr S² - tr² S / d)), at most 1 (Chen et al.).
     """
-    d, trace, squares = len(eigenvalues), eigenvalues.sum(), eigenvalues.square().sum()
+    d, trace, squares = len(covariance), covariance.trace(), covariance.square().sum()
     spread = squares - trace.square() / d
     if freedom < 1 or spread <= 1e-12 * squares:
         return 1.0
@@ -72,19 +94,57 @@ def shrinkage(eigenvalues: Tensor, freedom: int) -> float:
 
 
 class LinearDiscriminant:
-    """Scores of embeddings for every class, from class statistics; all classes are as probable."""
+    """Scores of embeddings for every class, from class statistics.
 
-    def __init__(self, statistics: ClassStatistics) -> None:
+    `priors` are "equal", all classes as probable, or "counts", as frequent as among the samples.
+    Classes without samples have a score of minus infinity.
+    """
+
+    def __init__(self, statistics: ClassStatistics, priors: str = "equal") -> None:
         scatter, freedom = statistics.scatter()
-        values, axes = torch.linalg.eigh(scatter)
-        values = values.clamp(min=0)
-        rho = shrinkage(values, freedom)
-        variance = float(values.mean()) or 1.0  # 1: single samples, so the nearest class mean
-        inverse = axes / ((1 - rho) * values + rho * variance) @ axes.T
-        self.weights = statistics.means() @ inverse
-        self.offsets = -(self.weights * statistics.means()).sum(1) / 2
+        d = len(scatter)
+        rho = shrinkage(scatter, freedom)
+        variance = max(float(scatter.trace()) / d, 0.0) or 1.0  # 1: single samples, nearest mean
+        covariance = (1 - rho) * scatter + rho * variance * torch.eye(d, dtype=torch.float64)
+        # Where a feature is always 0, rounding can leave a covariance that is not quite positive.
+        covariance.diagonal().add_(1e-9 * variance)
+        self.counts, self.means = statistics.counts.clone(), statistics.means()
+        self.precision = torch.cholesky_inverse(torch.linalg.cholesky(covariance))
+        self.weights = self.means @ self.precision
+        self.squares = (self.weights * self.means).sum(1)  # μᵀ Σ⁻¹ μ
+        self.absent = torch.zeros(len(self.counts), dtype=torch.float64)
+        self.absent[self.counts == 0] = torch.inf
+        self.log_priors = self.counts.double().log() if priors == "counts" else -self.absent
+        self.share = (1 - rho) / max(freedom, 1)  # of one sample's scatter in the covariance
 
     def scores(self, x: Tensor) -> Tensor:
         """Return the score of each class (n, classes), in float64 on the CPU."""
-        scores: Tensor = x.detach().cpu().double() @ self.weights.T + self.offsets
+        offsets = self.log_priors - self.squares / 2
+        scores: Tensor = x.detach().cpu().double() @ self.weights.T + offsets
         return scores
+
+    def distances(self, x: Tensor) -> Tensor:
+        """Return (x - μ)ᵀ Σ⁻¹ (x - μ) for each class (n, classes); infinity without samples."""
+        x = x.detach().cpu().double()
+        own = (x @ self.precision * x).sum(1, keepdim=True)
+        return own - 2 * (x @ self.weights.T) + self.squares + self.absent
+
+    def distances_left_out(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Return the distances of samples in the statistics as if each had been left out of them.
+
+        `classes` are their classes, which must have further samples.
+        """
+        x, classes = x.detach().cpu().double(), classes.cpu()
+        deviation = x - self.means[classes]
+        count = self.counts[classes].double()[:, None]
+        # Σ' = Σ - a d dᵀ, so Σ'⁻¹ = Σ⁻¹ + b q qᵀ with q = Σ⁻¹ d and b = a / (1 - a dᵀ q).
+        q = deviation @ self.precision
+        own = (deviation * q).sum(1, keepdim=True)
+        a = self.share * count / (count - 1)
+        b = a / (1 - a * own)
+        along = (x * q).sum(1, keepdim=True) - q @ self.means.T
+        distances = self.distances(x) + b * along.square()
+        # The class itself has another mean, too: x is n / (n - 1) times as far from it.
+        return distances.scatter(
+            1, classes[:, None], (count / (count - 1)).square() * (own + b * own.square())
+        )

@@ -1,0 +1,340 @@
+"""A learner that tells the classes of all tasks apart by their statistics."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from classgrad import GPM, Learner, Training, UserError
+from classgrad.learner.drift import leakage
+from classgrad.learner.export import export
+from photos import photos, timeless
+
+QUICK = Training(epochs=4, batch_size=8, learning_rate=0.05)
+NAMES = ["ant", "bee", "cod", "dog"]
+
+
+def images(number, count=12, seed=0):
+    """Return pictures of a class, around one of its own."""
+    centre = torch.randint(60, 196, (3, 8, 8), generator=torch.Generator().manual_seed(number))
+    rng = torch.Generator().manual_seed(100 * seed + number)
+    noise = 25 * torch.randn(count, 3, 8, 8, generator=rng)
+    return (centre + noise).clamp(0, 255).to(torch.uint8)
+
+
+def data(*numbers, count=12, seed=0):
+    """Return pictures of classes with their names."""
+    labels = [NAMES[number] for number in numbers for _ in range(count)]
+    return torch.cat([images(number, count, seed) for number in numbers]), labels
+
+
+class Features(nn.Module):
+    """A network with BatchNorm, as pretrained ones have."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            self.conv, self.norm = nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32)
+            self.norm.running_mean.normal_()
+            self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x):
+        return self.norm(self.conv(x)).relu().flatten(2).mean(2)
+
+
+def fixed(**options):
+    return Learner(Features(), tune="none", size=8, **options)
+
+
+@pytest.fixture(scope="module")
+def learnt():
+    learner = fixed()
+    learner.learn("first", data(0, 1))
+    learner.learn("second", data(2, 3))
+    return learner
+
+
+def correct(learner, **options):
+    x, labels = data(0, 1, 2, 3, count=25, seed=9)
+    return (
+        sum(p.name == n for p, n in zip(learner.predict(x, **options), labels, strict=True)) / 100
+    )
+
+
+def test_classes_of_all_tasks_are_told_apart(learnt):
+    assert correct(learnt) > 0.9
+    assert learnt.ways == ("statistics",)
+    assert learnt.tasks[1].task_free["samples"] == 40
+    assert learnt.tasks[1].task_free["accuracy"] > 85
+    one = learnt.predict(data(2)[0][:1])[0]
+    assert len(one.ranking) == 4
+    assert sum(guess.probability for guess in one.ranking) == pytest.approx(1)
+    assert {guess.task for guess in learnt.predict(data(2)[0][:1], "second")[0].ranking} == {
+        "second"
+    }
+
+
+def test_norms_are_those_of_test_time_and_nothing_is_trained(learnt):
+    x = learnt.inputs(data(0)[0])
+    expected = Features().eval()(x)
+    torch.testing.assert_close(learnt.net.train().embed(x, 0), expected)
+    assert not any(p.requires_grad for p in learnt.net.trunk.parameters())
+
+
+def test_any_order_of_tasks_and_images_gives_the_same_classifier(learnt):
+    other = fixed()
+    for name, numbers in [("second", (3, 2)), ("first", (1, 0))]:
+        for half in (1, 0):
+            x, labels = data(*numbers)
+            other.learn(name, (x[half::2], labels[half::2]))
+    x = data(0, 1, 2, 3, seed=4)[0]
+    for one, two in zip(learnt.predict(x), other.predict(x), strict=True):
+        assert {(g.name, g.task) for g in one.ranking} == {(g.name, g.task) for g in two.ranking}
+        for guess in one.ranking:
+            match = next(g for g in two.ranking if g.name == guess.name)
+            assert match.probability == pytest.approx(guess.probability, abs=1e-4)
+        assert one.p_value == pytest.approx(two.p_value)
+
+
+def test_the_same_images_and_seed_give_the_same_state(tmp_path):
+    one, two = fixed(), fixed()
+    for learner in (one, two):
+        learner.learn("first", data(0, 1))
+    assert timeless(one) == timeless(two)
+    one.save(tmp_path)
+    again = Learner.load(tmp_path, trunk=Features())
+    assert timeless(again) == timeless(one)
+    again.learn("second", data(2, 3))
+    one.learn("second", data(2, 3))
+    assert timeless(again) == timeless(one)
+
+
+def test_images_are_added_to_a_task_and_none_is_counted_twice(learnt):
+    learner = fixed()
+    x, labels = data(0, 1)
+    learner.learn("first", (x[::2], labels[::2]))
+    assert learner.tasks[0].samples == [6, 6]
+    learner.learn("first", (torch.cat([x, x]), labels + labels))
+    assert learner.tasks[0].samples == [12, 12]
+    before = timeless(learner)
+    learner.learn("first", (x, labels))  # all are known
+    assert timeless(learner) == before
+    learner.learn("first", data(2))  # a new class
+    assert learner.tasks[0].class_names == ["ant", "bee", "cod"]
+    learner.learn("second", data(3))
+    assert correct(learner) > 0.9
+    torch.testing.assert_close(
+        learner.classifier.statistics.products, learnt.classifier.statistics.products
+    )
+
+
+def test_classes_of_the_same_name_are_separate_merged_or_refused():
+    learner = fixed()
+    learner.learn("first", data(0, 1))
+    with pytest.raises(UserError, match=r"class 'bee' was learnt in task 'first': .* merge"):
+        learner.learn("second", data(1, 2, seed=1), same_classes="refuse")
+    assert len(learner.tasks) == 1
+    learner.learn("second", data(1, 2, seed=1), same_classes="merge")
+    assert learner.tasks[1].numbers == [1, 2]
+    assert learner.classifier.statistics.counts.tolist() == [12, 24, 12]
+    assert len(learner.predict(data(1)[0][:1])[0].ranking) == 3
+    learner.learn("third", data(1, 3, seed=2))
+    assert len(learner.predict(data(1)[0][:1])[0].ranking) == 5
+    learner.forget_class("first", "bee")
+    assert learner.tasks[1].forgotten == ["bee"]
+    assert learner.tasks[2].forgotten == []
+    with pytest.raises(UserError, match="value of same_classes"):
+        learner.learn("fourth", data(3), same_classes="no")
+
+
+def test_an_image_in_two_classes_is_refused():
+    learner = fixed()
+    learner.learn("first", data(0, 1))
+    x, _ = data(0)
+    with pytest.raises(UserError, match="also in another class"):
+        learner.learn("second", (x, ["cod"] * len(x)), same_classes="refuse")
+    with pytest.raises(UserError, match="also in another class"):
+        learner.learn(
+            "second", (torch.cat([x, x]), ["cod"] * 12 + ["dog"] * 12), same_classes="refuse"
+        )
+    assert [task.name for task in learner.tasks] == ["first"]
+    assert len(learner.classifier) == 2
+
+
+def test_what_is_no_class_is_refused(learnt):
+    strangers = torch.cat([images(number, 10) for number in range(20, 30)])
+    x, _ = data(0, 1, 2, 3, count=25, seed=9)
+    known, unknown = (
+        [one.known for one in learnt.predict(batch, unknown=0.1)] for batch in (x, strangers)
+    )
+    assert sum(known) > 80
+    assert sum(unknown) < 50
+    assert all(one.known for one in learnt.predict(strangers))  # unless it is asked for
+
+
+def test_a_class_is_forgotten_with_or_without_its_images(tmp_path):
+    x, labels = data(0, 1)
+    whole = fixed()
+    whole.learn("first", data(0))
+    whole.learn("second", data(2))
+    learner = fixed()
+    learner.learn("first", (x, labels))
+    learner.learn("second", data(2))
+    with pytest.raises(UserError, match="1 of the 12 images of the class are not"):
+        learner.forget_class("first", "bee", images(1)[:-1])
+    assert learner.tasks[0].forgotten == []
+    assert learner.forget_class("first", "bee", images(1)) == {}
+    one, two = learner.classifier.statistics, whole.classifier.statistics
+    torch.testing.assert_close(one.products, two.products)
+    assert one.removed == 0
+    assert not one.sums[1].any()
+    learner.save(tmp_path)
+    again = Learner.load(tmp_path, trunk=Features())
+    assert {g.name for g in again.predict(x[:1])[0].ranking} == {"ant", "cod"}
+    with pytest.raises(UserError, match="'bee' of task 'first' is forgotten"):
+        again.learn("first", data(1))
+
+
+def test_tuned_features_are_told_apart_by_statistics_too():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        trunk = nn.Sequential(nn.Flatten(), nn.Linear(192, 32), nn.ReLU())
+    learner = Learner(trunk, GPM(), training=QUICK, valid_fraction=0.25, size=8)
+    learner.learn("first", data(0, 1))
+    learner.learn("second", data(2, 3))
+    assert learner.ways == ("statistics", "confidence", "prototypes")
+    assert len(learner.classifier.kept_classes) == 12  # those set aside for validation
+    assert learner.classifier.statistics.counts.tolist() == [12] * 4
+    assert correct(learner) > 0.9
+    for by in ("confidence", "prototypes"):
+        assert correct(learner, by=by) > 0.4
+    learner.learn("first", data(0, seed=3))
+    assert learner.classifier.statistics.counts.tolist() == [24, 12, 12, 12]
+    with pytest.raises(UserError, match="which was trained without it"):
+        learner.learn("first", data(3, seed=3))
+
+
+def test_methods_that_protect_no_features_keep_no_statistics():
+    from classgrad.methods import METHODS
+
+    with torch.random.fork_rng():
+        trunk = nn.Sequential(nn.Flatten(), nn.Linear(192, 8))
+    learner = Learner(trunk, METHODS["finetune"](), training=QUICK)
+    learner.learn("first", data(0, 1))
+    assert learner.ways == ("confidence", "prototypes")
+    assert learner.default_way() == "prototypes"
+    assert learner.default_way("first") == "confidence"
+    with pytest.raises(UserError, match="has no statistics: predict by confidence or prototypes"):
+        learner.predict(data(0)[0], by="statistics")
+
+
+def test_one_file_predicts_all_classes(learnt, tmp_path):
+    export(learnt, tmp_path / "all.pt2")
+    about = {"classgrad.json": ""}
+    model = torch.export.load(tmp_path / "all.pt2", extra_files=about).module()
+    about = json.loads(about["classgrad.json"])
+    assert about["classes"] == NAMES
+    assert about["tasks"] == ["first", "first", "second", "second"]
+    x, _ = data(0, 1, 2, 3, seed=5)
+    rows = model(x.float() / 255)
+    for row, one in zip(rows, learnt.predict(x), strict=True):
+        wanted = {guess.name: guess.probability for guess in one.ranking}
+        assert dict(zip(NAMES, row.tolist(), strict=True)) == pytest.approx(wanted, abs=1e-4)
+
+
+def test_fixed_features_do_not_drift(tmp_path):
+    learner = fixed()
+    learner.learn("first", data(0, 1))
+    reference = learner.reference(data(0)[0], "first")
+    learner.learn("second", data(2, 3))
+    change = leakage(learner, reference)
+    assert (change.largest, change.changed) == (0, 0)
+
+
+def test_a_task_of_one_class_and_classes_of_few_images():
+    learner = fixed()
+    learner.learn("first", data(0, 1, 2))
+    with pytest.warns(UserWarning, match="one training image"):
+        learner.learn("one", (images(3)[:1], ["dog"]))
+    assert learner.tasks[1].accuracy is None  # its only image cannot be left out
+    assert learner.tasks[1].task_free["samples"] == 30
+    assert correct(learner) > 0.7
+
+
+def test_priors_of_counts_prefer_frequent_classes():
+    x = torch.cat([images(0, 100), images(1, 4)])
+    made = []
+    for priors in ("equal", "counts"):
+        learner = fixed(priors=priors)
+        learner.learn("first", (x, ["ant"] * 100 + ["bee"] * 4))
+        (one,) = learner.predict(images(1, 1, seed=8))
+        made.append(next(guess.probability for guess in one.ranking if guess.name == "bee"))
+    assert made[1] < made[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tune": "some"}, "value of tune"),
+        ({"priors": "none"}, "kind of priors"),
+        ({"tune": "none", "method": GPM()}, "the method would have no effect"),
+        ({"tune": "none", "training": QUICK}, "the training would have no effect"),
+        ({"tune": "none", "prototypes": False}, "class statistics, which have the mean"),
+        ({"tune": "none", "network": "alexnet5"}, "has to learn all its layers"),
+        ({"tune": "none", "network_options": {"trainable": 2}}, "contradicts trainable=2"),
+        ({"tune": "last", "trunk": Features()}, "is not known: tune all"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        Learner(**options)
+
+
+def test_layers_that_learn_follow_from_the_choice():
+    made = {
+        tune: Learner(network="efficientnet-lite0", tune=tune).network_options["trainable"]
+        for tune in ("none", "last", "all")
+    }
+    assert made == {"none": 0, "last": 5, "all": 18}
+    assert Learner().tune == "none"
+    assert Learner(network_options={"trainable": 3}).tune == "last"
+    assert Learner(network="alexnet5").tune == "all"
+
+
+def test_command_line(call, tmp_path):
+    photos(tmp_path / "birds", "crow", "wren", seed=1)
+    photos(tmp_path / "fish", "cod", "wren", seed=2)
+    learn = ["learn", "state", "--size", "32", "--task"]
+    code, out, err = call(*learn, "birds", "--images", "birds", "--verbose")
+    assert (code, err) == (0, "")
+    assert "task-free" in out
+    code, _, err = call(*learn, "fish", "--images", "fish")
+    assert code == 2
+    assert "class 'wren' was learnt in task 'birds'" in err
+    assert "(--same-classes merge)" in err
+    code, out, err = call(*learn, "fish", "--images", "fish", "--same-classes", "separate")
+    assert (code, err) == (0, "")
+    assert "among all 4 classes so far" in out
+    code, out, _ = call(*learn, "birds", "--images", "birds")
+    assert code == 0
+    assert "learnt before from the same images" in out
+    predict = ["predict", "state", "birds/crow/00.png", "--unknown", "0.05"]
+    (line,) = json.loads(call(*predict, "--json")[1])
+    assert line["classes"][0]["class"] == "crow"
+    assert line["known"] is (line["p_value"] > 0.05)
+    header, row = call(*predict, "--csv")[1].splitlines()
+    assert header == "file,class,task,probability,known,p_value"
+    assert row.startswith("birds/crow/00.png,crow,birds,")
+    assert "crow" in call(*predict)[1]
+    code, out, _ = call("info", "state")
+    assert "tune none" in out
+    assert "statistics" in out
+    code, out, _ = call("forget", "state", "--task", "birds", "--class", "crow")
+    assert "give its images with --images" in out
+    code, out, _ = call(
+        "forget", "state", "--task", "birds", "--class", "wren", "--images", "birds/wren"
+    )
+    assert code == 0
+    assert "covariance" not in out
