@@ -10,6 +10,7 @@
 # make format put the code in the house format
 # make bench  measure speed beside slow references: under 4 minutes, better on a quiet machine
 # make memory measure the peak memory of every method: 7 minutes
+# make photos learn photos of CIFAR-100 as a new user would, and fill docs/without-the-task.md: 15 minutes
 # make peers  measure speed beside Avalanche's and, with LIBCONTINUAL=path of a checkout, LibContinual's: 15 minutes
 # make scaling measure how cost grows, and fill docs/scaling.md: 9 minutes, on a quiet machine
 # make tables learn the embedded stream with every method and three seeds, and fill the docs' tables
@@ -32,7 +33,7 @@ define lint_and_test
 	exit $$((tests | types))
 endef
 
-.PHONY: run check test docs-check fuzz faults interop guards setup format bench memory peers scaling tables clean
+.PHONY: run check test docs-check fuzz faults interop guards setup format bench memory photos peers scaling tables clean
 
 run: setup
 	@$(BIN)/classgrad run --method cgp,gpm,finetune
@@ -80,6 +81,10 @@ bench: setup
 
 memory: setup
 	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python docs/fill_tables.py
+
+photos: setup
+	$(BIN)/python -m benchmarks.photos
 	$(BIN)/python docs/fill_tables.py
 
 peers: setup .venv-peers/.ready

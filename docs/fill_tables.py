@@ -38,7 +38,7 @@ PAPER = re.compile(
     r"(<!-- (experiment|curve|learnt|room): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
 FIGURES = re.compile(
-    r"(<!-- (faults|fuzz|interop|uncounted|guards|speed|saving|memory|peers|free|readings"
+    r"(<!-- (faults|fuzz|interop|uncounted|guards|speed|saving|memory|peers|photos|free|readings"
     r"|forecast) -->\n)"
     r".*?(<!-- end -->)",
     re.DOTALL,
@@ -64,6 +64,7 @@ def filled(page: str) -> str:
             "speed": (speed, "benchmarks/results.json"),
             "saving": (saving, "benchmarks/results.json"),
             "memory": (memory, "benchmarks/memory.json"),
+            "photos": (photos, "results/photos.json"),
             "peers": (peers, "benchmarks/peers.json"),
             "free": (free, "results/free.json"),
             "readings": (readings, "results/free.json"),
@@ -309,6 +310,51 @@ def memory(found: dict[str, Any]) -> str:
         required = f"<= {limit}" if limit else "-"
         reached = "-" if limit is None else "yes" if peak <= limit else "**no**"
         rows.append([name, f"{peak:.0f}", kept, weights, required, reached])
+    return markdown_table(rows)
+
+
+def photos(found: dict[str, Any]) -> str:
+    """Return a table of what a learner makes of photos without the task, beside the goals."""
+    twelve, forty, hundred = (found[part]["figures"] for part in ("twelve", "forty", "hundred"))
+    rows = [["photos of CIFAR-100, task unknown", "", "goal", "reached"]]
+
+    def row(
+        what: str, value: float, form: str, bound: float | None = None, below: bool = False
+    ) -> None:
+        goal, reached = "-", "-"
+        if bound is not None:
+            goal = f"{'<=' if below else '>='} {form.format(bound)}"
+            reached = "yes" if (value <= bound if below else value >= bound) else "**no**"
+        rows.append([what, form.format(value), goal, reached])
+
+    row("12 classes in 3 tasks, 54 photos each: accuracy", twelve["accuracy"], "{:.1f} %", 80)
+    row("the same, as `learn` printed it", twelve["accuracy_printed"], "{:.1f} %")
+    row("seconds for the three `learn`", twelve["seconds"], "{:.0f}", 60, below=True)
+    row(
+        "known photos called none of these, with `--unknown 0.05`",
+        twelve["known_refused"],
+        "{:.1f} %",
+        5,
+        below=True,
+    )
+    row(
+        "photos of the 88 other classes called none of these", twelve["unknown_refused"], "{:.1f} %"
+    )
+    row("area under the curve, known against the 88", twelve["area_under_curve"], "{:.3f}", 0.85)
+    row("80 classes in 40 tasks, 54 photos each: accuracy", forty["accuracy"], "{:.1f} %", 55)
+    row("milliseconds to predict one photo after them", forty["milliseconds_per_photo"], "{:.0f}")
+    row("size of the state", forty["state_megabytes"], "{:.0f} MB", 30, below=True)
+    row("100 classes in 10 tasks, all photos: accuracy", hundred["accuracy"], "{:.1f} %", 66.5)
+    row("the same features, nearest class mean", hundred["nearest_mean"], "{:.1f} %")
+    row("the same, deep streaming LDA", hundred["deep_slda"], "{:.1f} %")
+    row("the same, classes in reverse", hundred["deep_slda_reversed"], "{:.1f} %")
+    row(
+        "largest change of our scores in reverse",
+        hundred["order_changes_scores_by"],
+        "{:.0e}",
+        1e-9,
+        below=True,
+    )
     return markdown_table(rows)
 
 

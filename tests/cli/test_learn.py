@@ -442,7 +442,10 @@ WRONG = {
     "a file for a state": (["learn", "file", *FISH[2:]], "'file' cannot be used: Not a dir"),
     "unknown network": (["learn", "new", *FISH[2:], "--network", "lenet"], "unknown network"),
     "unknown method": (["learn", "new", *FISH[2:], "--method", "cgpp"], "unknown method"),
-    "method with samples": (["learn", "new", *FISH[2:], "--method", "er"], "er keeps samples"),
+    "method with samples": (
+        ["learn", "new", *FISH[2:], "--network", "lenet5", "--method", "er"],
+        "er keeps samples",
+    ),
     "two networks": (["learn", "new", *FISH[2:], *QUICK, "--model", "a:b"], "contradict"),
     "small images": (
         ["learn", "new", *FISH[2:], "--network", "alexnet5", "--size", "8"],
@@ -456,7 +459,10 @@ WRONG = {
         ["predict", "state", "birds/crow", "--by", "confidence", "--unknown", "0.05"],
         "--unknown needs class statistics",
     ),
-    "layer that is not": (["learn", "new", *FISH[2:], "--set", 'energy={"c": 1}'], "layer"),
+    "layer that is not": (
+        ["learn", "new", *FISH[2:], "--network", "lenet5", "--set", 'energy={"c": 1}'],
+        "layer",
+    ),
     "unknown task": (["predict", "state", "birds/crow", "--task", "bird"], "mean 'birds'"),
     "unknown way": (["predict", "state", "birds/crow", "--by", "magic"], "magic"),
     "no picture": (["predict", "state", "birds/crow/none.png"], "none.png"),

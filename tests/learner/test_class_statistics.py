@@ -153,12 +153,14 @@ def test_an_image_in_two_classes_is_refused():
     learner = fixed()
     learner.learn("first", data(0, 1))
     x, _ = data(0)
-    with pytest.raises(UserError, match="also in another class"):
-        learner.learn("second", (x, ["cod"] * len(x)), same_classes="refuse")
-    with pytest.raises(UserError, match="also in another class"):
-        learner.learn(
-            "second", (torch.cat([x, x]), ["cod"] * 12 + ["dog"] * 12), same_classes="refuse"
-        )
+    for labels, message in [
+        (["cod"] * 12, "in class 'ant' and in class 'cod'"),
+        (["cod"] * 6 + ["dog"] * 6, "in class 'ant' and in class 'cod'"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            learner.learn("second", (x, labels), same_classes="refuse")
+    with pytest.raises(UserError, match="in class 'ant' and in class 'bee'"):
+        fixed().learn("one", (torch.cat([x, x]), ["ant"] * 12 + ["bee"] * 12), same_classes="merge")
     assert [task.name for task in learner.tasks] == ["first"]
     assert len(learner.classifier) == 2
 

@@ -43,6 +43,14 @@ def test_steps_stay_out_of_the_bases_as_in_float32(method):
     assert moved["bfloat16"] < 1e-5
 
 
+@pytest.mark.parametrize("method", ["ewc", "mas", "imm"])
+def test_sensitivities_with_statistics_of_the_batch(method):
+    stream = blobs(tasks=2, classes=3, shape=(3, 32, 32), per_class=6)
+    values = {**QUICK, "epochs": 1, "precision": "bfloat16", "norm": "batch"}
+    plan = make_plan(stream, method, network="alexnet5", values=values)
+    assert Run(plan, stream).execute().precision == "bfloat16"
+
+
 def test_it_is_recorded_and_used(tmp_path):
     running = started("finetune", tmp_path, precision="bfloat16")
     seen = []

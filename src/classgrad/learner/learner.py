@@ -209,10 +209,9 @@ class Learner:
     @property
     def ways(self) -> tuple[str, ...]:
         """The ways to predict; the first is the default."""
-        by_head = () if self.tune == "none" else ("confidence",)
-        if self.classifier is not None:
-            return (STATISTICS, *by_head, *(["prototypes"] if by_head else []))
-        return (*by_head, *(["prototypes"] if self.keeps_prototypes else []))
+        heads = () if self.tune == "none" else ("confidence",)
+        prototypes = ("prototypes",) if heads and self.keeps_prototypes else ()
+        return (*([STATISTICS] if self.classifier else []), *heads, *prototypes)
 
     @property
     def prototypes(self) -> list[Tensor]:
@@ -249,12 +248,15 @@ class Learner:
         """Learn a task; its data are not needed afterwards.
 
         Without `valid` a share of every class is set aside for validation, if anything is trained.
-        By statistics, a class with the name of an earlier task's is a "separate" one, or "merge"
-        makes them one class, or "refuse" it; and images can be added to a task by its name, where
-        those that are known are not counted again. With `checkpoint_dir`
-        the learner is saved in that folder at the end, and every few minutes during training: after
-        a crash the same call resumes from there, or returns at once if the task was finished;
-        `fresh` starts the task again instead. If learning fails, the learner is as it was before.
+        With `checkpoint_dir` the learner is saved in that folder at the end, and every few minutes
+        during training: after a crash the same call resumes from there, or returns at once if the
+        task was finished; `fresh` starts the task again instead. If learning fails, the learner is
+        as it was before.
+
+        A learner with class statistics takes more images for a task it knows; those that it knows
+        are not counted again. A class that has the name of an earlier task's class is a "separate"
+        one with `same_classes`, or the same one ("merge"), or refused ("refuse"). Unless classes
+        are separate, the same image in two classes is refused.
         """
         folder = None if checkpoint_dir is None else Path(checkpoint_dir)
         if same_classes not in SAME_CLASSES:
@@ -263,6 +265,8 @@ class Learner:
         known = task.id < len(self.tasks)
         if known and self.classifier is None:
             return self.tasks[task.id]
+        if same_classes != "separate":
+            self._refuse_doubles(task, same_classes)
         if self.keeps_prototypes and not known:
             warn_about_single_images(task)
         if folder is not None:
@@ -342,7 +346,7 @@ class Learner:
         if self.classifier is None:
             self._start_statistics(task)
         numbers = self._class_numbers(task.class_names, same_classes)
-        samples = self._count_samples(task, numbers, same_classes, observer)
+        samples = self._count_samples(task, numbers, observer)
         self.tasks.append(self._summary(task, samples, numbers, time.perf_counter() - started))
         return self.tasks[-1]
 
@@ -356,26 +360,49 @@ class Learner:
     def _new_classifier(self) -> StatisticsClassifier:
         return StatisticsClassifier(self.net.embedding, priors=self.priors, kept=self.kept_features)
 
-    def _class_numbers(self, names: Sequence[str], same_classes: str) -> list[int]:
-        """Return the numbers of classes with these names, which are new, or merged with known."""
-        assert self.classifier is not None
-        earlier = {
-            name: (number, task.name)
+    def _known_classes(self) -> list[tuple[int, str, str]]:
+        """Return number, name and task of each class that is predicted."""
+        return [
+            (number, name, task.name)
             for task in self.tasks
             for number, name in zip(task.numbers, task.class_names, strict=True)
             if name not in task.forgotten
-        }
+        ]
+
+    def _class_numbers(self, names: Sequence[str], same_classes: str) -> list[int]:
+        """Return the numbers of classes with these names, which are new, or merged with known."""
+        assert self.classifier is not None
+        known = {name: number for number, name, _ in self._known_classes()}
         numbers = []
         for name in names:
-            if name in earlier and same_classes == "refuse":
+            merged = same_classes == "merge" and name in known
+            numbers += [known[name]] if merged else self.classifier.add_classes(1)
+        return numbers
+
+    def _refuse_doubles(self, task: Task, same_classes: str) -> None:
+        """Refuse names of classes of earlier tasks, and images that are in two classes."""
+        own = [name for _, name, of_task in self._known_classes() if of_task == task.name]
+        for _, name, of_task in self._known_classes() if same_classes == "refuse" else []:
+            if name in task.class_names and name not in own:
                 raise UserError(
-                    f"class '{name}' was learnt in task '{earlier[name][1]}': give its new images "
-                    "to that task, rename it, or merge classes of the same name",
+                    f"class '{name}' was learnt in task '{of_task}': give its new images to that "
+                    "task, rename it, or merge classes of the same name",
                     hint="same_classes",
                 )
-            merged = name in earlier and same_classes == "merge"
-            numbers += [earlier[name][0]] if merged else self.classifier.add_classes(1)
-        return numbers
+        names = {number: name for number, name, _ in self._known_classes()}
+        earlier = self.classifier.known_samples() if self.classifier else {}
+        owners: dict[int, str] = {}
+        for split in (task.train, task.valid):
+            keys = sample_digests(split.images, self.secret).tolist()
+            for key, label in zip(keys, split.labels.tolist(), strict=True):
+                name = task.class_names[label]
+                others = [names[number] for number in earlier.get(key, ()) if number in names]
+                for other in [owners.setdefault(key, name), *others]:
+                    if other != name:
+                        raise UserError(
+                            f"the same image is in class '{other}' and in class '{name}': remove "
+                            "it from one of them"
+                        )
 
     def _add_samples(self, task: Task, same_classes: str, observer: Observer | None) -> LearntTask:
         """Add images to a task that was learnt before, by their statistics; nothing is trained."""
@@ -394,7 +421,7 @@ class Learner:
         learnt.samples += [0] * len(new)
         places = [learnt.class_names.index(name) for name in task.class_names]
         numbers = [learnt.numbers[place] for place in places]
-        samples = self._count_samples(task, numbers, same_classes, observer)
+        samples = self._count_samples(task, numbers, observer)
         for place, count in zip(places, samples, strict=True):
             learnt.samples[place] += count
         if any(samples):
@@ -404,7 +431,7 @@ class Learner:
 
     @torch.no_grad()
     def _count_samples(
-        self, task: Task, numbers: Sequence[int], same_classes: str, observer: Observer | None
+        self, task: Task, numbers: Sequence[int], observer: Observer | None
     ) -> list[int]:
         """Add the images of a task to the statistics; return how many of each class were new."""
         assert self.classifier is not None
@@ -414,7 +441,7 @@ class Learner:
         digests = torch.cat([sample_digests(part, self.secret) for part in images])
         seed = str(self.seed).encode()
         draws = torch.cat([sample_digests(part, seed) for part in images])
-        new = self._new_samples(classes, digests, same_classes)
+        new = self._new_samples(classes, digests)
         trained = torch.arange(len(labels)) < len(task.train)
         if not len(task.valid) and self.session is None:
             trained[:] = False
@@ -422,12 +449,8 @@ class Learner:
         self.classifier.add(features, classes[new], digests[new], draws[new], ~trained[new])
         return torch.bincount(labels[new], minlength=task.classes).tolist()
 
-    def _new_samples(self, classes: Tensor, digests: Tensor, same_classes: str) -> Tensor:
-        """Return the indices of the images that are not in the statistics, each of them once.
-
-        Refuse an image that is in two classes, now or earlier, as one of the two is wrong; unless
-        classes of different tasks are separate, and may even share their names.
-        """
+    def _new_samples(self, classes: Tensor, digests: Tensor) -> Tensor:
+        """Return the indices of the images that are not in the statistics, each of them once."""
         assert self.classifier is not None
         known, new = self.classifier.known_samples(), []
         for index, (number, key) in enumerate(zip(classes.tolist(), digests.tolist(), strict=True)):
@@ -435,10 +458,6 @@ class Learner:
             if number not in owners:
                 new.append(index)
             owners.add(number)
-            if len(owners) > 1 and same_classes != "separate":
-                raise UserError(
-                    "an image of this task is also in another class: remove it from one"
-                )
         return torch.tensor(new, dtype=torch.int64)
 
     def _features(self, task: Task, index: Tensor, observer: Observer | None) -> Tensor:
@@ -491,7 +510,7 @@ class Learner:
             self._start_statistics(task)
         if self.classifier is not None:
             numbers = self._class_numbers(task.class_names, same_classes)
-            self._count_samples(task, numbers, same_classes, None)
+            self._count_samples(task, numbers, None)
         samples = torch.bincount(task.train.labels.cpu(), minlength=task.classes).tolist()
         self.tasks.append(self._summary(task, samples, numbers, time.perf_counter() - started))
         return self.tasks[-1]
@@ -507,16 +526,14 @@ class Learner:
         `restored` means that a saved state is loaded next.
         """
         if self.session is None:
-            precision = devices.resolve_precision(
-                self.precision or self.training.precision, self.device
-            )
+            net = self._build(restored=restored)
             self.session = Session(
-                self._build(restored=restored),
+                net,
                 self.method,
                 self.training,
                 seed=self.seed,
                 classes=classes,
-                precision=devices.PRECISIONS[precision],
+                precision=net.precision,
             )
             self._net = self.session.net
         return self.session
@@ -535,6 +552,10 @@ class Learner:
             net = networks.build_own(
                 self.trunk, self.input_shape, self.seed, embedding=self.embedding
             )
+        precision = devices.resolve_precision(
+            self.precision or self.training.precision, self.device
+        )
+        net.precision = devices.PRECISIONS[precision]
         return net.to(self.device)
 
     @torch.no_grad()
@@ -597,19 +618,19 @@ class Learner:
     ) -> list[Prediction]:
         """Predict the class of each image, among all tasks if `task` is not given.
 
-        Images are paths, a folder, Pillow images, or a tensor of one or several. `by` is
+        Images are paths, a folder, bytes, open files, Pillow images, or a tensor. `by` is
         "statistics", "confidence" or "prototypes", by default the first that the learner has
         (`default_way`). By statistics, `unknown` is the share of images of known classes that may
         be refused as none of these: such predictions are not `known`. A larger batch size is
         faster, but the last digits of probabilities may then depend on the batch.
         """
+        net = self.net.eval()
         by = by or self.default_way(task)
         if by not in self.ways:
             if by not in (STATISTICS, *SCORES):
                 raise unknown_name("way to predict", by, self.ways)
             raise UserError(f"this learner has no {by}: predict by {' or '.join(self.ways)}")
         numbers = range(len(self.tasks)) if task is None else [self.task_number(task)]
-        net = self.net.eval()
         predicted: list[Prediction] = []
         for x in self.inputs(images).split(batch_size):
             if by == STATISTICS:

@@ -27,7 +27,7 @@ class PerTask(nn.Module):
 
 
 class ChannelSums:
-    """ChannelSums of values and of their squares over batches, by channel."""
+    """Sums of values and of their squares over batches, by channel."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -125,7 +125,8 @@ class TaskBatchNorm(PerTask):
             over = [0, *range(2, x.dim())]
             mean = x.detach().mean(over, keepdim=True)
             variance = (x.detach() - mean).square_().mean(over)  # x.var takes five times as long
-            mean = mean.flatten()
+            # With bfloat16 inputs, statistics have to be in the precision of the scale.
+            mean, variance = mean.flatten().to(scale), variance.to(scale)
             return functional.batch_norm(x, mean, variance, scale, shift, False, 0.0, self.eps)
         stored_mean, stored_variance, momentum = self.running()
         return functional.batch_norm(

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from classgrad.distributed import world
 from classgrad.networks.network import Network
-from classgrad.prediction.statistics import ClassStatistics, LinearDiscriminant
+from classgrad.prediction.statistics import ClassStatistics, LinearDiscriminant, unit
 from classgrad.tasks import Split, Task, Transform, batches
 
 # With norm=batch, accuracy depends on which images share a batch: always 64 in a fixed order. With
@@ -102,7 +102,7 @@ def evaluate_task_free(
         embeddings = dict(zip(candidates, net.embed_each(x, candidates), strict=True))
         predicted = [*predict_task_free(net, known, embeddings)]
         if discriminant:
-            best = discriminant.scores(embeddings[0]).argmax(1)
+            best = discriminant.scores(unit(embeddings[0])).argmax(1)
             predicted.append(class_ids[best.to(class_ids.device)])
         for row, ids in enumerate(predicted):
             correct[row, index] = is_correct(ids == true_ids[index])
@@ -166,7 +166,7 @@ def class_statistics(net: Network, task: Task) -> ClassStatistics:
     net.eval()
     statistics = ClassStatistics.empty(task.classes, net.embedding)
     for index, x in inputs(net, task.train, task.transform):
-        statistics.add(net.embed(x, task.id), task.train.labels[index])
+        statistics.add(unit(net.embed(x, task.id)), task.train.labels[index])
     counts, sums, products = (
         world().sum(part) for part in (statistics.counts, statistics.sums, statistics.products)
     )

@@ -12,8 +12,6 @@ form, so they show how the classifier does on samples that it has not seen:
   2005). Novelty is v = min_c d_c - 0.85 mean_c d_c, with the distances d_c of the discriminant:
   far from the nearest class, and not much farther from the others.
 
-Embeddings are scaled to unit length first.
-
 Samples are known by a digest, so that none is counted twice. Which of them are kept is drawn by
 another digest: those with the smallest. So whatever the order in which samples arrive, the
 classifier is the same.
@@ -26,10 +24,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from classgrad.prediction.calibration import calibrate
-from classgrad.prediction.statistics import ClassStatistics, LinearDiscriminant
+from classgrad.prediction.statistics import ClassStatistics, LinearDiscriminant, unit
 
 KEPT = 10  # samples of each class
 # Of 0, 0.25, 0.5, 0.7, 0.85 and 1, that which told known classes from others best: areas under the
@@ -246,11 +243,6 @@ class StatisticsClassifier:
         self.kept_features, self.kept_classes = state["kept_features"], state["kept_classes"]
         self.kept_draws = state["kept_draws"]
         self._fitted = None
-
-
-def unit(features: Tensor) -> Tensor:
-    """Return embeddings of length 1, in float32 on the CPU."""
-    return functional.normalize(features.detach().cpu().float(), dim=1)
 
 
 def novelty(distances: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Class statistics: sums of embeddings, and the linear discriminant that follows from them.
 
-Kept are n and Σ x of each class, and Σ x xᵀ of all together, in float64. Sums do not depend on the
+Embeddings are scaled to unit length (`unit`). Kept are n and Σ x of each class, and Σ x xᵀ of all
+together, in float64. Sums do not depend on the
 order of classes, batches or tasks, so neither does the classifier (linear discriminant analysis):
 
     S = (Σ x xᵀ - Σ_c n_c μ_c μ_cᵀ) / (N - C)                       scatter within classes
@@ -19,6 +20,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+
+def unit(features: Tensor) -> Tensor:
+    """Return embeddings of length 1, in float32 on the CPU."""
+    return functional.normalize(features.detach().cpu().float(), dim=1)
 
 
 @dataclass

@@ -1,0 +1,238 @@
+"""What a learner with default settings makes of real photos, when nobody tells it the task.
+
+`python -m benchmarks.photos` needs CIFAR-100 in the data directory and writes results/photos.json:
+
+- twelve: 12 classes in 3 tasks, 54 photos of each class, as a new user would start; and the 88
+  other classes, none of which was learnt.
+- forty: 80 classes in 40 tasks, 54 photos of each.
+- hundred: 100 classes in 10 tasks, all 500 photos of each, beside other classifiers on the same
+  features.
+
+`python -m benchmarks.photos twelve` repeats one of them and keeps the others.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.machine import describe_machine
+from classgrad import Learner
+from classgrad.data import data_dir
+from classgrad.data.loading import load
+from classgrad.data.pictures import as_pictures
+from classgrad.prediction.statistics import ClassStatistics, LinearDiscriminant, unit
+from classgrad.tasks import Split
+
+RESULTS = Path(__file__).parent.parent / "results" / "photos.json"
+PER_CLASS = 54
+UNKNOWN = 0.05
+ORDER_SEED = 1  # of the order of classes
+BATCH = 64
+
+
+def main(parts: Sequence[str]) -> None:
+    """Measure some parts, or all, and write the figures."""
+    found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    train, test = photos("train"), photos("test")
+    for name in parts or PARTS:
+        machine = describe_machine([], quick=False) | {"command": "python -m benchmarks.photos"}
+        found[name] = {**machine, **PARTS[name](train, test)}
+        print(name, json.dumps(found[name]["figures"]), flush=True)
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def photos(part: str) -> Split:
+    """Return the photos of CIFAR-100."""
+    found = load("cifar100", data_dir(), part)
+    return Split(found.images, found.labels)
+
+
+def class_order() -> list[int]:
+    """Return all classes in the order they are learnt."""
+    return torch.randperm(100, generator=torch.Generator().manual_seed(ORDER_SEED)).tolist()
+
+
+def of_classes(split: Split, classes: Sequence[int], count: int) -> tuple[Tensor, list[str]]:
+    """Return the first photos of each class, and the names of their classes."""
+    chosen = [(split.labels == number).nonzero().flatten()[:count] for number in classes]
+    rows = torch.cat(chosen)
+    return split.images[rows], [str(number) for number in split.labels[rows].tolist()]
+
+
+def pictures(images: Tensor, size: int) -> Tensor:
+    """Return photos scaled as a learner scales those it reads from files."""
+    scaled = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in images]
+    return as_pictures(scaled, size)
+
+
+def write_folders(folder: Path, split: Split, classes: Sequence[int], count: int) -> None:
+    """Write photos as files, in a folder for each class."""
+    for number in classes:
+        images, _ = of_classes(split, [number], count)
+        (folder / str(number)).mkdir(parents=True)
+        for index, image in enumerate(images):
+            pixels = image.permute(1, 2, 0).numpy()
+            Image.fromarray(pixels).save(folder / str(number) / f"{index:03}.png")
+
+
+def learn_tasks(train: Split, tasks: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Let a new learner learn tasks from folders; return it with the seconds that it took."""
+    with tempfile.TemporaryDirectory() as place:
+        state = Path(place) / "state"
+        started, seconds = Learner(), []
+        for number, classes in enumerate(tasks):
+            folder = Path(place) / f"task{number}"
+            write_folders(folder, train, classes, PER_CLASS)
+            begun = time.perf_counter()
+            started.learn(f"task {number}", folder, checkpoint_dir=state)
+            seconds.append(time.perf_counter() - begun)
+        newest = sorted((state / "checkpoints").glob("[0-9]*"))[-1]
+        size = sum(file.stat().st_size for file in newest.iterdir())
+    return {"learner": started, "seconds": seconds, "bytes": size}
+
+
+def predicted(learner: Learner, images: Tensor) -> list[Any]:
+    """Return predictions without the task."""
+    return learner.predict(pictures(images, learner.size), batch_size=BATCH, unknown=UNKNOWN)
+
+
+def share(values: Sequence[bool]) -> float:
+    """Return the share of true values, in per cent."""
+    return 100 * sum(values) / len(values)
+
+
+def area_under_curve(known: Tensor, unknown: Tensor) -> float:
+    """Return how often an unknown sample has the lower p-value; equal ones count half."""
+    difference = known[:, None] - unknown
+    return float((difference > 0).double().mean() + (difference == 0).double().mean() / 2)
+
+
+def twelve(train: Split, test: Split) -> dict[str, Any]:
+    """Learn 12 classes in 3 tasks; meet them again, and 88 others."""
+    order = class_order()
+    known, others = order[:12], order[12:]
+    made = learn_tasks(train, [known[:4], known[4:8], known[8:]])
+    images, names = of_classes(test, known, 100)
+    answers = predicted(made["learner"], images)
+    strangers = predicted(made["learner"], of_classes(test, others, 10)[0])
+    values = [torch.tensor([one.p_value for one in part]) for part in (answers, strangers)]
+    correct = [one.name == name for one, name in zip(answers, names, strict=True)]
+    confidence = torch.tensor([one.probability for one in answers])
+    learnt = made["learner"].tasks[-1].task_free
+    return {
+        "classes": known,
+        "figures": {
+            "accuracy": share(correct),
+            "accuracy_printed": learnt["accuracy"],
+            "seconds": sum(made["seconds"]),
+            "known_refused": share([not one.known for one in answers]),
+            "unknown_refused": share([not one.known for one in strangers]),
+            "area_under_curve": area_under_curve(*values),
+            "mean_confidence": 100 * float(confidence.mean()),
+        },
+    }
+
+
+def forty(train: Split, test: Split) -> dict[str, Any]:
+    """Learn 80 classes in 40 tasks."""
+    known = class_order()[:80]
+    made = learn_tasks(train, [known[i : i + 2] for i in range(0, 80, 2)])
+    images, names = of_classes(test, known, 30)
+    answers = predicted(made["learner"], images)
+    one = pictures(images[:1], made["learner"].size)
+    times = []
+    for _ in range(20):
+        begun = time.perf_counter()
+        made["learner"].predict(one)
+        times.append(time.perf_counter() - begun)
+    return {
+        "figures": {
+            "accuracy": share([a.name == name for a, name in zip(answers, names, strict=True)]),
+            "seconds": sum(made["seconds"]),
+            "seconds_last_task": made["seconds"][-1],
+            "state_megabytes": made["bytes"] / 1e6,
+            "milliseconds_per_photo": 1000 * min(times),
+        }
+    }
+
+
+@torch.no_grad()
+def hundred(train: Split, test: Split) -> dict[str, Any]:
+    """Tell 100 classes apart, with all photos, by several classifiers on the same features."""
+    learner = Learner()
+    learner.learn("none", of_classes(train, [0, 1], 2))
+    order = class_order()
+    place = torch.tensor(order).argsort()
+
+    def features(split: Split) -> Tensor:
+        parts = []
+        for batch in split.images.split(BATCH):
+            parts.append(learner.net.embed(learner.inputs(pictures(batch, learner.size)), 0))
+        return torch.cat(parts)
+
+    x, labels = features(train), place[train.labels]
+    new, answers = features(test), place[test.labels]
+    ours = ClassStatistics.empty(100, x.shape[1])
+    ours.add(unit(x), labels)
+    other = ClassStatistics.empty(0, x.shape[1])  # tasks in reverse, and appended
+    for task in range(9, -1, -1):
+        rows = ((labels >= 10 * task) & (labels < 10 * task + 10)).nonzero().flatten().flip(0)
+        part = ClassStatistics.empty(10, x.shape[1])
+        part.add(unit(x[rows]), labels[rows] - 10 * task)
+        other.append(part)
+    scores = LinearDiscriminant(ours).scores(unit(new))
+    back = torch.cat([torch.arange(10 * task, 10 * task + 10) for task in range(9, -1, -1)])
+    moved = LinearDiscriminant(other).scores(unit(new))[:, back.argsort()]
+    means = functional.normalize(ours.means().float(), dim=1)
+
+    def accuracy(predictions: Tensor) -> float:
+        return 100 * float((predictions == answers).double().mean())
+
+    return {
+        "figures": {
+            "accuracy": accuracy(scores.argmax(1)),
+            "nearest_mean": accuracy((unit(new) @ means.T).argmax(1)),
+            "deep_slda": accuracy(streaming_lda(x, labels, range(100), new)),
+            "deep_slda_reversed": accuracy(streaming_lda(x, labels, range(99, -1, -1), new)),
+            "order_changes_scores_by": float((scores - moved).abs().max()),
+        }
+    }
+
+
+def streaming_lda(x: Tensor, labels: Tensor, order: Sequence[int], new: Tensor) -> Tensor:
+    """Return the classes of new samples by deep streaming LDA (Hayes and Kanan, 2020).
+
+    Its covariance is updated sample by sample, by how far each is from the mean of its class so
+    far. So it depends on the order, here class after class. It is shrunk by 1e-4.
+    """
+    d = x.shape[1]
+    means = torch.zeros(100, d, dtype=torch.float64)
+    covariance, seen = torch.zeros(d, d, dtype=torch.float64), 0
+    for number in order:
+        rows = x[labels == number].double()
+        earlier = torch.cat([torch.zeros(1, d).double(), rows.cumsum(0)[:-1]])
+        earlier /= torch.arange(len(rows)).clamp(min=1)[:, None]
+        steps = seen + torch.arange(len(rows)).double()
+        deviations = (rows - earlier) * (steps / (steps + 1)).sqrt()[:, None]
+        covariance += deviations.T @ deviations
+        seen += len(rows)
+        means[number] = rows.mean(0)
+    shrunk = (1 - 1e-4) * covariance / seen + 1e-4 * torch.eye(d, dtype=torch.float64)
+    weights = torch.linalg.solve(shrunk, means.T)
+    scores: Tensor = new.double() @ weights - (means * weights.T).sum(1) / 2
+    return scores.argmax(1)
+
+
+PARTS = {"twelve": twelve, "forty": forty, "hundred": hundred}
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
