@@ -56,7 +56,10 @@ class Learner:
         protect: bool = True,
         precision: str = "float32",
     ) -> None:
-        plan = make_plan("split-cifar100", method, values={"epochs": 1, "warmup": 0})
+        values: dict[str, Any] = {"epochs": 1, "warmup": 0}
+        if method == "cgp":
+            values["reading"] = "algorithm"  # one projection, as in guards and learners
+        plan = make_plan("split-cifar100", method, values=values)
         self.plan, self.method = plan, plan.method
         self.task = random_task(learnt, per_class=BATCH)
         self.net = networks.build(plan.network, (3, 32, 32), **plan.network_options.model_dump())

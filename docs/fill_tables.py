@@ -10,6 +10,8 @@ folders of runs, relative to the root of the repository. The other markers are:
 - `<!-- speed -->`, `<!-- saving -->`: what `make bench` measured
 - `<!-- memory -->`: what `make memory` measured
 - `<!-- peers -->`: what `make peers` measured
+- `<!-- photos -->`: what `make photos` measured
+- `<!-- studies: FOLDER -->`: what `classgrad tune` tried of one setting, method by method
 - `<!-- experiment: NAME -->`: the results of an experiment beside the paper's figures
 - `<!-- curve: NAME -->`: its average accuracy after each task
 - `<!-- learnt: NAME -->`: its accuracy on each task when learnt, and at the end
@@ -37,6 +39,7 @@ TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PAPER = re.compile(
     r"(<!-- (experiment|curve|learnt|room): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
+STUDIES = re.compile(r"(<!-- studies: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURES = re.compile(
     r"(<!-- (faults|fuzz|interop|uncounted|guards|speed|saving|memory|peers|photos|free|readings"
     r"|forecast) -->\n)"
@@ -81,6 +84,7 @@ def filled(page: str) -> str:
         }[match[2]]
         return match[1] + make(experiments.load(match[3])) + match[4]
 
+    page = STUDIES.sub(lambda match: match[1] + studies(ROOT / match[2]) + match[3], page)
     return PAPER.sub(paper, FIGURES.sub(figures, TABLE.sub(table, page)))
 
 
@@ -347,7 +351,6 @@ def photos(found: dict[str, Any]) -> str:
     row("100 classes in 10 tasks, all photos: accuracy", hundred["accuracy"], "{:.1f} %", 66.5)
     row("the same features, nearest class mean", hundred["nearest_mean"], "{:.1f} %")
     row("the same, deep streaming LDA", hundred["deep_slda"], "{:.1f} %")
-    row("the same, classes in reverse", hundred["deep_slda_reversed"], "{:.1f} %")
     row(
         "largest change of our scores in reverse",
         hundred["order_changes_scores_by"],
@@ -355,6 +358,22 @@ def photos(found: dict[str, Any]) -> str:
         1e-9,
         below=True,
     )
+    return markdown_table(rows)
+
+
+def studies(folder: Path) -> str:
+    """Return a table of studies of one setting: a row for each method, the choice in bold."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    (setting,) = {name for study in found for name in study["grid"]}
+    values = sorted({value for study in found for value in study["grid"][setting]})
+    rows = [["", *(f"{value:g}" for value in values)]]
+    for study in found:
+        means = {point["values"][setting]: point["accuracy_mean"] for point in study["points"]}
+        figures = {
+            value: "" if means.get(value) is None else f"{means[value]:.1f}" for value in values
+        }
+        figures[study["choice"][setting]] = f"**{figures[study['choice'][setting]]}**"
+        rows.append([study["method"], *figures.values()])
     return markdown_table(rows)
 
 

@@ -12,7 +12,12 @@ from classgrad.runs.spec import make_plan
 pytestmark = pytest.mark.docs
 
 TUNING = Path(__file__).parents[2] / "results" / "tuning"
-STUDIES = {path.stem: json.loads(path.read_text()) for path in sorted(TUNING.glob("*.json"))}
+# In `short`, and in `strengths` at the rates chosen there: the short protocol of docs/tune.md.
+PLACES = [*TUNING.glob("*.json"), *TUNING.glob("short/*.json"), *TUNING.glob("strengths/*.json")]
+STUDIES = {
+    str(path.relative_to(TUNING).with_suffix("")): json.loads(path.read_text())
+    for path in sorted(PLACES)
+}
 
 
 def in_order(content):

@@ -147,6 +147,15 @@ def test_priors_follow_the_counts():
     assert torch.allclose(difference, statistics.counts.double().log().expand_as(difference))
 
 
+@pytest.mark.parametrize("spread", [0.0, 1e-12, 1e-9, 1e-7])
+def test_samples_of_a_class_may_be_alike(spread):
+    x, classes = samples(8, (50, 50, 50))
+    centres = torch.stack([x[classes == number].mean(0) for number in range(3)])
+    alike = centres[classes] + spread * (x - centres[classes])
+    scores = LinearDiscriminant(of(alike, classes)).scores(alike)
+    assert torch.equal(scores.argmax(1), classes)
+
+
 def test_features_that_are_always_zero_do_no_harm():
     x, classes = samples(7, (400, 300))
     x[:, 3] = 0

@@ -113,8 +113,10 @@ class LinearDiscriminant:
         rho = shrinkage(scatter, freedom)
         variance = max(float(scatter.trace()) / d, 0.0) or 1.0  # 1: single samples, nearest mean
         covariance = (1 - rho) * scatter + rho * variance * torch.eye(d, dtype=torch.float64)
-        # Where a feature is always 0, rounding can leave a covariance that is not quite positive.
-        covariance.diagonal().add_(1e-9 * variance)
+        # Where a feature is always 0, or all samples of a class are alike, rounding of the sums can
+        # leave a covariance that is not quite positive.
+        rounding = 1e-12 * float(statistics.products.trace()) / max(int(statistics.counts.sum()), 1)
+        covariance.diagonal().add_(1e-9 * variance + rounding)
         self.counts, self.means = statistics.counts.clone(), statistics.means()
         self.precision = torch.cholesky_inverse(torch.linalg.cholesky(covariance))
         self.weights = self.means @ self.precision
