@@ -5,6 +5,8 @@
 - twelve: 12 classes in 3 tasks, 54 photos of each class, as a new user would start; and the 88
   other classes, none of which was learnt.
 - forty: 80 classes in 40 tasks, 54 photos of each.
+- novelty: the factor in `classifier.novelty`, by how well it tells 12 classes from the 88 others,
+  on training images alone, over six draws of the 12.
 - hundred: 100 classes in 10 tasks, all 500 photos of each, beside other classifiers on the same
   features.
 
@@ -37,6 +39,7 @@ PER_CLASS = 54
 UNKNOWN = 0.05
 ORDER_SEED = 1  # of the order of classes
 BATCH = 64
+FACTORS, DRAWS = (0, 0.25, 0.5, 0.7, 0.85, 1), 6
 
 
 def main(parts: Sequence[str]) -> None:
@@ -88,16 +91,16 @@ def learn_tasks(train: Split, tasks: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Let a new learner learn tasks from folders; return it with the seconds that it took."""
     with tempfile.TemporaryDirectory() as place:
         state = Path(place) / "state"
-        started, seconds = Learner(), []
+        learner, seconds = Learner(), []
         for number, classes in enumerate(tasks):
             folder = Path(place) / f"task{number}"
             write_folders(folder, train, classes, PER_CLASS)
             begun = time.perf_counter()
-            started.learn(f"task {number}", folder, checkpoint_dir=state)
+            learner.learn(f"task {number}", folder, checkpoint_dir=state)
             seconds.append(time.perf_counter() - begun)
         newest = sorted((state / "checkpoints").glob("[0-9]*"))[-1]
         size = sum(file.stat().st_size for file in newest.iterdir())
-    return {"learner": started, "seconds": seconds, "bytes": size}
+    return {"learner": learner, "seconds": seconds, "bytes": size}
 
 
 def predicted(learner: Learner, images: Tensor) -> list[Any]:
@@ -166,22 +169,50 @@ def forty(train: Split, test: Split) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def hundred(train: Split, test: Split) -> dict[str, Any]:
-    """Tell 100 classes apart, with all photos, by several classifiers on the same features."""
+def novelty(train: Split, test: Split) -> dict[str, Any]:
+    """Compare factors of the mean distance in the measure of novelty, on training images."""
+    count = PER_CLASS + 40
+    images, _ = of_classes(train, range(100), count)
+    x = unit(features(started(train), images)).reshape(100, count, -1)
+    areas: dict[str, list[float]] = {f"{factor:g}": [] for factor in FACTORS}
+    for seed in range(DRAWS):
+        order = torch.randperm(100, generator=torch.Generator().manual_seed(100 + seed))
+        known, others = x[order[:12]], x[order[12:]]
+        statistics = ClassStatistics.empty(12, x.shape[-1])
+        labels = torch.arange(12).repeat_interleave(PER_CLASS)
+        statistics.add(known[:, :PER_CLASS].flatten(0, 1), labels)
+        discriminant = LinearDiscriminant(statistics)
+        new = discriminant.distances(known[:, PER_CLASS:].flatten(0, 1))
+        strange = discriminant.distances(others[:, PER_CLASS : PER_CLASS + 10].flatten(0, 1))
+        for factor in FACTORS:
+            one, two = (-(d.min(1).values - factor * d.mean(1)) for d in (new, strange))
+            areas[f"{factor:g}"].append(area_under_curve(one, two))
+    return {"figures": {factor: sum(values) / DRAWS for factor, values in areas.items()}}
+
+
+def started(train: Split) -> Learner:
+    """Return a learner with its network."""
     learner = Learner()
     images, names = of_classes(train, [0, 1], 2)
-    learner.learn("any", (pictures(images, learner.size), names))  # builds the network
-    order = class_order()
-    place = torch.tensor(order).argsort()
+    learner.learn("any", (pictures(images, learner.size), names))
+    return learner
 
-    def features(split: Split) -> Tensor:
-        parts = []
-        for batch in split.images.split(BATCH):
-            parts.append(learner.net.embed(learner.inputs(pictures(batch, learner.size)), 0))
-        return torch.cat(parts)
 
-    x, labels = features(train), place[train.labels]
-    new, answers = features(test), place[test.labels]
+def features(learner: Learner, images: Tensor) -> Tensor:
+    """Return the embeddings of photos."""
+    parts = []
+    for batch in images.split(BATCH):
+        parts.append(learner.net.embed(learner.inputs(pictures(batch, learner.size)), 0))
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def hundred(train: Split, test: Split) -> dict[str, Any]:
+    """Tell 100 classes apart, with all photos, by several classifiers on the same features."""
+    learner = started(train)
+    place = torch.tensor(class_order()).argsort()
+    x, labels = features(learner, train.images), place[train.labels]
+    new, answers = features(learner, test.images), place[test.labels]
     ours = ClassStatistics.empty(100, x.shape[1])
     ours.add(unit(x), labels)
     other = ClassStatistics.empty(0, x.shape[1])  # tasks in reverse, and appended
@@ -232,7 +263,7 @@ def streaming_lda(x: Tensor, labels: Tensor, new: Tensor) -> Tensor:
     return scores.argmax(1)
 
 
-PARTS = {"twelve": twelve, "forty": forty, "hundred": hundred}
+PARTS = {"twelve": twelve, "forty": forty, "novelty": novelty, "hundred": hundred}
 
 if __name__ == "__main__":
     main(sys.argv[1:])

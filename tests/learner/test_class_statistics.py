@@ -130,7 +130,7 @@ def test_images_are_added_to_a_task_and_none_is_counted_twice(learnt):
     )
 
 
-def test_classes_of_the_same_name_are_separate_merged_or_refused():
+def test_classes_of_the_same_name_are_separate_merged_or_refused(tmp_path):
     learner = fixed()
     learner.learn("first", data(0, 1))
     with pytest.raises(UserError, match=r"class 'bee' was learnt in task 'first': .* merge"):
@@ -140,6 +140,12 @@ def test_classes_of_the_same_name_are_separate_merged_or_refused():
     assert learner.tasks[1].numbers == [1, 2]
     assert learner.classifier.statistics.counts.tolist() == [12, 24, 12]
     assert len(learner.predict(data(1)[0][:1])[0].ranking) == 3
+    export(learner, tmp_path / "merged.pt2")
+    model = torch.export.load(tmp_path / "merged.pt2").module()
+    x = data(1)[0][:1]
+    (row,) = model(x.float() / 255).tolist()
+    wanted = {guess.name: guess.probability for guess in learner.predict(x)[0].ranking}
+    assert dict(zip(NAMES[:3], row, strict=True)) == pytest.approx(wanted, abs=1e-4)
     learner.learn("third", data(1, 3, seed=2))
     assert len(learner.predict(data(1)[0][:1])[0].ranking) == 5
     learner.forget_class("first", "bee")

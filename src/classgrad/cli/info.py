@@ -168,15 +168,13 @@ def accuracy_lines(learner: "Learner", learnt: "LearntTask") -> list[tuple[str, 
 
 def print_confusions(console: "Console", learner: "Learner", most: int = 10) -> None:
     """Print the classes that are mistaken for others most often."""
+    from classgrad.learner.learnt import numbered_classes
+
     assert learner.classifier is not None
-    names = {
-        number: name
-        for task in learner.tasks
-        for number, name in zip(task.numbers, task.class_names, strict=True)
-    }
+    names = numbered_classes(learner.tasks)
     for true, answer, share in learner.classifier.confusions()[:most]:
         console.print(
-            f"confused   {share:.0%} of {names[true]} with {names[answer]}", soft_wrap=True
+            f"confused   {share:.0%} of {names[true][0]} with {names[answer][0]}", soft_wrap=True
         )
 
 

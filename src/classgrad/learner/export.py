@@ -28,7 +28,7 @@ from classgrad import __version__
 from classgrad.errors import UserError, shown
 from classgrad.files import write_atomic
 from classgrad.learner.learner import Learner
-from classgrad.learner.learnt import LearntTask
+from classgrad.learner.learnt import LearntTask, numbered_classes
 from classgrad.prediction.calibration import probabilities
 
 SUFFIX = ".pt2"
@@ -73,7 +73,7 @@ class StatisticsPredictor(Predictor):
         super().__init__(learner)
         assert learner.classifier is not None
         fitted = learner.classifier.fitted
-        numbers = [number for task in tasks for number in task.numbers]
+        numbers = list(numbered_classes(tasks))
         discriminant = fitted.discriminant
         offsets = discriminant.log_priors - discriminant.squares / 2
         self.register_buffer("weights", fitted.sharpness * discriminant.weights[numbers])
@@ -185,12 +185,15 @@ def drop_unused(program: ExportedProgram) -> None:
 
 def metadata(learner: Learner, tasks: Sequence[LearntTask]) -> dict[str, object]:
     """Return what a user of an exported file needs to know."""
+    names = [(name, tasks[0].name) for name in tasks[0].class_names]
+    if learner.classifier is not None:
+        names = list(numbered_classes(tasks).values())
     return {
         "classgrad": __version__,
         "task": tasks[0].name if len(tasks) == 1 else None,
-        "tasks": [task.name for task in tasks for _ in task.class_names],
-        "classes": [name for task in tasks for name in task.class_names],
-        "forgotten": [name for task in tasks for name in task.forgotten],
+        "tasks": [task for _, task in names],
+        "classes": [name for name, _ in names],
+        "forgotten": sorted({name for task in tasks for name in task.forgotten}),
         "input_shape": list(learner.input_shape),
         "dtype": str(next(learner.net.parameters()).dtype).removeprefix("torch."),
     }

@@ -26,7 +26,7 @@ from classgrad.errors import UserError
 from classgrad.errors import unknown as unknown_name
 from classgrad.learner.drift import Reference, take_reference
 from classgrad.learner.inputs import Data, Images, as_split, split_off_validation
-from classgrad.learner.learnt import LearntTask, forecast_of
+from classgrad.learner.learnt import LearntTask, forecast_of, numbered_classes
 from classgrad.methods.base import Method
 from classgrad.methods.projection.base import Projected
 from classgrad.methods.projection.cgp import CGP
@@ -654,11 +654,9 @@ class Learner:
     ) -> list[Prediction]:
         """Return the prediction for each input, over the classes of these tasks."""
         assert self.classifier is not None
-        classes: dict[int, tuple[str, str]] = {}
-        for task in [self.tasks[number] for number in numbers]:
-            for number, name in zip(task.numbers, task.class_names, strict=True):
-                if name not in task.forgotten:
-                    classes.setdefault(number, (name, task.name))
+        tasks = [self.tasks[number] for number in numbers]
+        known = {number for task in tasks for number in task.known_numbers()}
+        classes = {n: names for n, names in numbered_classes(tasks).items() if n in known}
         if not classes:
             return [Prediction(())] * len(x)
         rows, p_values = self.classifier.probabilities(self.net.embed(x, 0), list(classes))

@@ -50,6 +50,15 @@ class LearntTask:
         return [number for number, name in known if name not in self.forgotten]
 
 
+def numbered_classes(tasks: Sequence[LearntTask]) -> dict[int, tuple[str, str]]:
+    """Return the name and the task of each class by its number; a merged one has the first task."""
+    classes: dict[int, tuple[str, str]] = {}
+    for task in tasks:
+        for number, name in zip(task.numbers, task.class_names, strict=True):
+            classes.setdefault(number, (name, task.name))
+    return classes
+
+
 def forecast_of(
     dimensions: Mapping[str, int], tasks: Sequence[LearntTask], method: Method | None
 ) -> Capacity:
