@@ -345,4 +345,4 @@ def test_command_line(call, tmp_path):
         "forget", "state", "--task", "birds", "--class", "wren", "--images", "birds/wren"
     )
     assert code == 0
-    assert "covariance" not in out
+    assert "and its share of the covariance" in out

@@ -247,7 +247,7 @@ def forget(
         learner.save(state)
     console.print(
         f"class '{name}' of task '{task}' is no longer predicted; removed: "
-        f"{' and '.join(removed_parts(learner))}",
+        f"{' and '.join(removed_parts(learner, images is not None))}",
         soft_wrap=True,
     )
     if learner.classifier is not None and images is None:
@@ -264,9 +264,13 @@ def forget(
         )
 
 
-def removed_parts(learner: "Learner") -> list[str]:
-    """Return what a learner stores of a class, in words."""
-    parts = ["its mean, its count and the features kept of it"] if learner.classifier else []
+def removed_parts(learner: "Learner", with_images: bool) -> list[str]:
+    """Return what was removed of a class, in words."""
+    parts = []
+    if learner.classifier is not None:
+        parts.append("its mean, its count and the features kept of it")
+    if with_images:
+        parts.append("its share of the covariance that all classes have in common")
     if learner.session is not None:
         prototypes = " and its prototypes" if learner.keeps_prototypes else ""
         parts.append(f"its row of the classifier{prototypes}")
