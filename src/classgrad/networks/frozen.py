@@ -23,7 +23,7 @@ class FrozenOutputs:
 
     Only `add` fills it. So its content depends on the batches that were added, and not on what was
     looked up, or a resumed run would not give the same bits. An output that is looked up differs
-    by rounding from one that is computed with the batch at hand, which may have another size.
+    by rounding from one that is computed in a batch of another size.
     """
 
     def __init__(self, layers: Sequence[nn.Module], count: int) -> None:

@@ -6,6 +6,8 @@ const tip = document.getElementById("tip");
 let at = null; // the mark that was reached by keyboard
 
 let shown = null; // the mark that has the tooltip
+let pointer = { x: 0, y: 0 }; // where it was last
+let keys = false; // whether the last input was a key
 
 function show(marks) {
   shown = marks[0] ?? null;
@@ -26,8 +28,12 @@ function place() {
 }
 
 function pointed(event) {
+  const rests = event.type === "pointerover" && event.clientX === pointer.x && event.clientY === pointer.y;
+  pointer = { x: event.clientX, y: event.clientY };
+  if (rests && keys) return; // a key has scrolled the page, and so moved a mark under the pointer
+  keys = false;
   const mark = event.target.closest("[data-tip]");
-  if (!mark) return show(at ? [at] : []); // also after scrolling, which moves marks under the pointer
+  if (!mark) return show(at ? [at] : []);
   // Marks that overlap are all shown, up to six.
   const under = document.elementsFromPoint(event.clientX, event.clientY);
   const others = under.map((part) => part.closest("[data-tip]")).filter(Boolean);
@@ -51,6 +57,7 @@ document.addEventListener("focusin", ({ target }) => {
 });
 document.addEventListener("focusout", () => goTo(null));
 document.addEventListener("keydown", (event) => {
+  keys = true;
   if (event.key === "Escape") goTo(null);
   const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
   if (!at || !step || event.altKey || event.ctrlKey || event.metaKey) return; // shortcuts of the browser
