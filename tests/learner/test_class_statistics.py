@@ -224,6 +224,20 @@ def test_tuned_features_are_told_apart_by_statistics_too():
         learner.learn("first", data(3, seed=3))
 
 
+def test_a_merged_class_is_forgotten_in_every_task_that_has_it():
+    with torch.random.fork_rng():
+        trunk = nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.ReLU())
+    learner = Learner(trunk, GPM(), training=QUICK, valid_fraction=0.25, size=8)
+    learner.learn("first", data(0, 1))
+    learner.learn("second", data(1, 2, seed=1), same_classes="merge")
+    learner.forget_class("first", "bee")
+    for number, label in [(0, 1), (1, 0)]:
+        assert learner.tasks[number].forgotten == ["bee"]
+        assert not learner.net.head_parameters(number)[0][label].any()
+        assert not learner.prototypes[number][label].any()
+        assert learner.net.head_parameters(number)[0][1 - label].any()
+
+
 def test_methods_that_protect_no_features_keep_no_statistics():
     from classgrad.methods import METHODS
 

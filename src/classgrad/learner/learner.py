@@ -735,23 +735,23 @@ class Learner:
         remaining = [known for known in learnt.class_names if known not in learnt.forgotten]
         if name not in remaining:
             raise unknown_name(f"class of task '{task}'", name, remaining)
-        label = learnt.class_names.index(name)
+        owners = [number]  # tasks that have the class: several, if it was merged
         if self.classifier is not None:
-            merged = learnt.numbers[label]
+            merged = learnt.numbers[learnt.class_names.index(name)]
             samples = None if images is None else self._all_samples(merged, images)
             self.classifier.forget(merged, samples)
-            for other in self.tasks:
-                if other is not learnt and merged in other.known_numbers():
-                    other.forgotten.append(name)
+            owners = [n for n, one in enumerate(self.tasks) if merged in one.known_numbers()]
         elif images is not None:
             raise UserError("this learner has no class statistics to remove images from")
-        learnt.forgotten.append(name)
-        if self.session is not None:
-            self.net.head_parameters(number)[0][label] = 0
-            if self.keeps_prototypes:
-                self.prototypes[number][label] = 0
-            earlier = sum(len(before.class_names) for before in self.tasks[:number])
-            self.method.forget_class(earlier + label)
+        for owner in owners:
+            label = self.tasks[owner].class_names.index(name)
+            self.tasks[owner].forgotten.append(name)
+            if self.session is not None:
+                self.net.head_parameters(owner)[0][label] = 0
+                if self.keeps_prototypes:
+                    self.prototypes[owner][label] = 0
+                earlier = sum(len(before.class_names) for before in self.tasks[:owner])
+                self.method.forget_class(earlier + label)
         return {layer.name: 0 for layer in self.method.layer_ranks()}
 
     def _all_samples(self, number: int, images: Images) -> Tensor:
