@@ -697,8 +697,49 @@ def test_the_narrower_of_basis_and_complement_is_used(rank: int, inside: bool) -
     assert projection.inside == inside
     matrix = normal(5, 7)
     assert torch.allclose(projection.project(matrix), without(matrix, basis), atol=1e-13)
-    assert projection.leaks(matrix)
-    assert not projection.leaks(without(matrix, basis) if rank < 7 else 0 * matrix)
+    assert projection.leaks(matrix, matrix)
+    outside = without(matrix, basis) if rank < 7 else 0 * matrix
+    assert not projection.leaks(outside, outside)
+
+
+GRADIENT_EDITS: dict[str, Callable[[nn.Parameter], None]] = {
+    "added to": lambda w: w.grad.add_(w.detach()),
+    "one row": lambda w: w.grad[70].add_(1),
+    "replaced": lambda w: setattr(w, "grad", torch.ones_like(w)),
+    "unseen by PyTorch": lambda w: w.grad.data.add_(w.data),
+}
+
+
+@pytest.mark.parametrize("kind", [*GRADIENT_EDITS, "nothing"])
+def test_a_gradient_from_projected_rows_that_was_edited_is_projected_again(kind: str) -> None:
+    """Of an edited gradient all rows are probed; of one that PyTorch saw no edit of, 32."""
+    model = built(lambda: nn.Sequential(nn.Linear(20, 100, bias=False)))
+    projector, bases = guarded(model)
+    optimizer, before = plain_sgd(model), weights(model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        output = model(normal(4, 20))
+        assert through_rows(output)
+        output.square().sum().backward()
+        if kind != "nothing":
+            GRADIENT_EDITS[kind](model[0].weight)
+        with projector.step(optimizer):
+            optimizer.step()
+    assert max(leaks(model, before, bases)) < 1e-10
+
+
+def test_an_unseen_edit_of_one_row_of_a_gradient_is_found_in_turn() -> None:
+    model = built(lambda: nn.Sequential(nn.Linear(20, 100, bias=False)))
+    projector, bases = guarded(model)
+    found = []
+    for _ in range(8):
+        model.zero_grad()
+        model(normal(4, 20)).square().sum().backward()
+        gradient = model[0].weight.grad
+        gradient.data[70] += 1
+        projector.project_gradients()
+        found.append(bool((gradient @ bases["0"]).norm() < 1e-10))
+    assert found == 2 * [False, False, True, False]  # rows 64 to 95 of 100
 
 
 def test_a_frozen_parameter_that_does_not_exist_is_a_lookup_error() -> None:

@@ -220,6 +220,129 @@ def test_guarded_steps_do_not_drift_towards_the_limit() -> None:
         assert float((values - state[name]).norm()) < 0.1 * NOTICED * float(1 + values.norm())
 
 
+def between_projections(on_leak: str = "raise") -> tuple[nn.Module, torch.optim.Optimizer, Guard]:
+    """Return a model whose last two steps are still to be projected."""
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, everything(), optimizer, on_leak=on_leak, project_every=16)
+    train(model, optimizer, 0)
+    guard.end_task([task(0)])
+    train(model, optimizer, 1, 18)
+    return model, optimizer, guard
+
+
+def looked_at(model: nn.Module) -> None:
+    with torch.no_grad():
+        model(task(1)[0])
+
+
+WHOLE = [kind for kind in LEAKS if kind not in ("an edit of one row", HALF)]
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+@pytest.mark.parametrize("when", ["step", "evaluation", "end_task", "state_dict"])
+def test_between_projections_a_move_of_whole_weights_is_noticed(kind: str, when: str) -> None:
+    model, optimizer, guard = between_projections()
+    LEAKS[kind](model)
+    actions: dict[str, Callable[[], object]] = {
+        "end_task": lambda: guard.end_task([task(1)]),
+        "evaluation": lambda: looked_at(model),
+        "state_dict": model.state_dict,
+        "step": lambda: train(model, optimizer, 1, STEPS + 1),
+    }
+    if kind == "other weights loaded" and when in ("evaluation", "state_dict"):
+        actions[when]()  # loading projects first, and then a look is as for any other edit
+        when = "end_task"
+    elif kind == "an edit of a bias" and when in ("evaluation", "state_dict"):
+        when = "end_task"  # only weights that wait for a projection are looked at then
+    with pytest.raises(LeakError, match=r"layer '\d'|which is frozen"):
+        actions[when]()
+
+
+def test_between_projections_guarded_steps_are_no_leak() -> None:
+    model, optimizer, guard = between_projections()
+    state = copy.deepcopy(model.state_dict())
+    train(model, optimizer, 1, 2 * STEPS + 3)
+    model.load_state_dict(state)  # weights that keep the first task
+    train(model, optimizer, 1, 3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(state[name])  # the same, without a state dict's hooks
+    train(model, optimizer, 1, 3)
+    guard.end_task([task(1)])
+    train(model, optimizer, 0, 3)
+
+
+@pytest.mark.parametrize("on_leak", ["raise", "warn", "restore"])
+def test_what_is_not_noticed_between_projections_is_projected_away(on_leak: str) -> None:
+    """A move of a row that is not compared is not told from the guarded steps before it."""
+    model, _, guard = between_projections(on_leak)
+    answers = model.eval()(task(0)[0]).detach()
+    train(model.train(), guarded_optimizer(guard), 1, 2)
+    reference = guard._monitor._references["weight 3"]
+    row = next(r for r in range(40) if (r - reference._offset) % reference.sparse)
+    with torch.no_grad():
+        model[3].weight[row] += 1
+    assert not torch.allclose(model(task(0)[0]), answers, atol=1e-1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.allclose(model.eval()(task(0)[0]), answers, atol=1e-4)
+
+
+def guarded_optimizer(guard: Guard) -> torch.optim.Optimizer:
+    return next(iter(guard._optimizers))
+
+
+@pytest.mark.parametrize("on_leak", ["warn", "restore"])
+@pytest.mark.parametrize("when", ["step", "evaluation"])
+def test_between_projections_a_noticed_move_is_moved_back(on_leak: str, when: str) -> None:
+    model, optimizer, guard = between_projections(on_leak)
+    answers = model.eval()(task(0)[0]).detach()
+    train(model.train(), optimizer, 1, 2)
+    for layer in (0, 3, 4):
+        model[layer].weight.data.mul_(1.1)
+    with pytest.warns(LeakWarning, match="moved back"):
+        train(model, optimizer, 1, 1) if when == "step" else looked_at(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        guard.end_task([task(1)])
+    assert torch.allclose(model(task(0)[0]), answers, atol=1e-4)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_between_projections_a_change_that_is_meant_is_accepted(seen: bool) -> None:
+    model, optimizer, guard = between_projections()
+    inside = guard.method.subspaces["3"].basis.float()
+    weight = model[3].weight
+    if seen:
+        with torch.no_grad():
+            weight.mul_(1.1)
+    else:
+        weight.data.mul_(1.1)
+    meant, other = weight.detach() @ inside, model[0].weight.detach().clone()
+    guard.accept_weights()
+    assert torch.allclose(weight @ inside, meant)
+    assert not torch.equal(model[0].weight, other)  # of the others, steps are projected
+    train(model, optimizer, 1, STEPS)
+    guard.end_task([task(1)])
+    assert torch.allclose(weight.detach() @ inside, meant, atol=1e-5)
+
+
+def test_a_step_that_fails_is_projected_or_noticed() -> None:
+    class Failing(torch.optim.AdamW):
+        def step(self, closure=None):
+            super().step()
+            raise ArithmeticError
+
+    model, _, guard = between_projections()
+    answers = model.eval()(task(0)[0]).detach()
+    failing = Failing(model.train().parameters(), lr=0.1)
+    guard.watch(failing)
+    with pytest.raises(ArithmeticError):
+        train(model, failing, 1, 1)
+    assert torch.allclose(model.eval()(task(0)[0]), answers, atol=1e-4)
+
+
 def test_a_model_that_was_moved_to_another_device_is_refused() -> None:
     model, _, guard = guarded()
     model[0].weight = nn.Parameter(model[0].weight.to("meta"))

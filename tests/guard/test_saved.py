@@ -10,7 +10,7 @@ from torch import nn
 
 from classgrad.errors import UserError
 from classgrad.guard.attach import attach
-from classgrad.guard.saved import SCHEMA
+from classgrad.guard.saved import SCHEMA, read_file, write_file
 from classgrad.methods import CGP, GPM, SGP, Projected
 from forked import Forked
 from guard.loops import everything, small, task, train
@@ -66,6 +66,70 @@ def same(a, b) -> bool:
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
     return a == b
+
+
+@pytest.mark.parametrize("guard_first", [True, False])
+def test_between_two_projections_a_task_is_resumed_to_the_same_bits(
+    guard_first: bool, tmp_path: Path
+) -> None:
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, everything(), optimizer, project_every=4)
+    guard.end_task([task(0)])
+    train(model, optimizer, 1, 6)
+    if guard_first:
+        guard.save(tmp_path / "guard")
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    guard.save(tmp_path / "guard")
+    train(model, optimizer, 1, 7)
+
+    other = small()
+    other.load_state_dict(weights)
+    second = torch.optim.AdamW(other.parameters(), lr=0.01)
+    second.load_state_dict(state)
+    loaded = attach(other, tmp_path / "guard", second)
+    assert loaded.project_every == 4
+    train(other, second, 1, 7)
+    # Also before the next projection: the rest of the step count is the same.
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+    assert same(loaded.state_dict(), guard.state_dict())
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+def test_a_file_from_before_projections_could_be_deferred(tmp_path: Path) -> None:
+    model, path = saved(tmp_path)
+    state = read_file(path)
+    assert state.pop("project_every") == 1
+    assert state.pop("kept") == {}
+    from classgrad.guard import saved as module
+
+    module.SCHEMA = 1
+    try:
+        write_file(path, state)
+    finally:
+        module.SCHEMA = SCHEMA
+    assert attach(model, path).project_every == 1
+
+
+def test_damaged_settings_of_deferred_projections_are_refused(tmp_path: Path) -> None:
+    model = small()
+    guard = attach(model, everything(), project_every=4)
+    guard.end_task([task(0)])
+    guard.save(tmp_path / "guard")
+    guard.detach()
+    state = read_file(tmp_path / "guard")
+    kept = state["kept"]
+    for damage in (
+        {"project_every": 0},
+        {"project_every": "4"},
+        {"kept": {**kept, "3": kept["3"][1:]}},
+        {"kept": {"0": kept["0"]}},
+    ):
+        write_file(tmp_path / "guard", {**state, **damage})
+        with pytest.raises(UserError):
+            attach(model, tmp_path / "guard")
+    write_file(tmp_path / "guard", state)
+    attach(model, tmp_path / "guard")
 
 
 def test_another_process_goes_on(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from benchmarks.rows import Bound, Quantity, Row
 from benchmarks.smooth import smooth_images
 from benchmarks.timing import Bench
 from classgrad import CGP, attach
-from classgrad.core.projector import Projection
+from classgrad.core.projector import PROBED_ROWS, Projection
 from classgrad.core.subspace import Subspace
 from classgrad.data.augmix import augmix
 from oracles.models import built
@@ -191,7 +191,8 @@ def test_the_step_that_is_timed_keeps_out_of_the_bases(small_ranks, method):
 def test_what_is_timed_as_projection_is_all_of_it(small_ranks):
     ours = projecting.Projection(Learner("gpm", 1))
     rows = {"conv1": 64, "conv2": 128, "conv3": 256, "fc1": 64, "fc2": 64}  # outputs or batch
-    leaks = 4 * 2048 * (1024 + 2048)  # two products of a gradient and a vector for each of fc1, fc2
+    # Two products of some rows of a gradient and a vector for each of fc1, fc2.
+    leaks = 4 * PROBED_ROWS * (1024 + 2048)
     projecting_rows = sum(4 * rows[name] * d * 5 for name, d in DIMENSIONS.items())
     assert flops(ours) == projecting_rows + leaks
     with_it = flops(Learner("gpm", 1).step)

@@ -15,10 +15,12 @@ from torch.utils.hooks import RemovableHandle
 from classgrad import defaults
 from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.core.collect import Batch
+from classgrad.core.layers import layer_kind
 from classgrad.core.projector import has_running_statistics
 from classgrad.errors import UserError, shown, unknown
 from classgrad.guard.history import ProtectedTask, as_state, from_state, task_from_state
 from classgrad.guard.leaks import LeakMonitor, OnLeak, tensors
+from classgrad.guard.reading import BeforeReading
 from classgrad.guard.report import Report, frozen_parameters
 from classgrad.guard.saved import read_file, write_file
 from classgrad.methods.base import Held, LayerRank
@@ -43,22 +45,29 @@ class Guard:
         pretrained: bool = False,
         norms: Norms = "freeze",
         on_leak: OnLeak = "raise",
+        project_every: int = 1,
     ) -> None:
+        refuse_deferring(method, project_every)
         self.model = unwrapped(model)
         self.method: Projected = method.replace()
-        self.pretrained, self.norms = pretrained, norms
+        self.pretrained, self.norms, self.project_every = pretrained, norms, project_every
         self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, list[RemovableHandle]] = (
             WeakKeyDictionary()
         )
         self._hooks: list[RemovableHandle] = []  # of weights
         self._frozen_norms: dict[str, RemovableHandle] = {}
         self._in_step = False
-        self._monitor = LeakMonitor(on_leak)
+        self._monitor = LeakMonitor(on_leak, project_every)
         self._history: list[ProtectedTask] = []
         if norms == "task":
             convert_norms(self.model)
         refuse_second_guard(self.model)
         self.method.attach(self.model, freezes_rest=True)
+        self._reading: BeforeReading | None = None
+        if project_every > 1:
+            self.method.projector.defer = self._monitor.defer
+            owners = layers_with(self.method.projector.weights, self.model)
+            self._reading = BeforeReading(owners, [model, self.model], self.project)
         for weight in self.method.projector.weights:
             hook = AfterBackward(self)
             self._hooks.append(weight.register_post_accumulate_grad_hook(hook))
@@ -118,6 +127,13 @@ class Guard:
                 "attach, or call guard.watch(optimizer)"
             )
         self._monitor.look_at_changed(weight)
+
+    def project(self) -> None:
+        """With `project_every`: remove what steps have moved along protected directions, now.
+
+        Only needed before a parameter itself is read, as by a moving average of weights.
+        """
+        self._monitor.project()
 
     def accept_weights(self) -> None:
         """Keep the weights as they are now, after a change that was meant.
@@ -250,6 +266,7 @@ class Guard:
 
     def report(self) -> Report:
         """Return what is protected, frozen and watched, to print or as a dict."""
+        self.project()
         frozen = frozen_parameters(
             self.model, self.method.projector, self.method.frozen, list(self._frozen_norms)
         )
@@ -266,6 +283,9 @@ class Guard:
 
     def detach(self) -> None:
         """Restore the model's layers and protect nothing any more."""
+        self._monitor.project(looks=False)
+        if self._reading is not None:
+            self._reading.remove()
         self.method.projector.protect({})
         self._monitor.protect(self.method.projector, {}, {})
         for hooks in self._optimizers.values():
@@ -289,6 +309,7 @@ class Guard:
             "pretrained": self.pretrained,
             "norms": self.norms,
             "on_leak": self._monitor.on_leak,
+            "project_every": self.project_every,
             "layers": {name: list(site.matrix(site.weight).shape) for name, site in sites.items()},
             "frozen_norms": list(self._frozen_norms),
             "task_norms": {
@@ -298,6 +319,7 @@ class Guard:
             "history": as_state(self._history),
             "memory": copy.deepcopy(self.method.state_dict()),
             "references": self._monitor.state_dict(),
+            "kept": self._monitor.kept_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -314,6 +336,7 @@ class Guard:
             memory = copy.deepcopy(dict(state["memory"]))
             history = from_state(state["history"], list(self.method.projector.sites))
             before = copy.deepcopy(self.method.state_dict())
+            self._monitor.project(looks=False)
             try:
                 self._load_task_norms(state["task_norms"])
                 absent = set(memory["frozen"]) - dict(self.model.named_parameters()).keys()
@@ -324,6 +347,7 @@ class Guard:
                 self._freeze_norms({name: norms[name] for name in state["frozen_norms"]})
                 self._protect()
                 self._monitor.refuse_other_weights(state["references"])
+                self._monitor.load_kept(state.get("kept", {}))
             except BaseException:
                 self.method.load_memory(before)
                 self._protect()
@@ -380,6 +404,27 @@ def refuse_second_guard(model: nn.Module) -> None:
         hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
         if any(isinstance(hook, AfterBackward) for hook in hooks.values()):
             raise UserError(f"layer of '{name}' has a guard already: detach that one first")
+
+
+def refuse_deferring(method: Projected, project_every: object) -> None:
+    """Refuse a `project_every` that is no number of steps, or not possible with a method."""
+    if type(project_every) is not int or project_every < 1:
+        raise UserError(f"project_every is {project_every!r}: give a number of steps, 1 or more")
+    if project_every > 1 and not method.removes_directions:
+        raise UserError(
+            f"project_every={project_every} needs a method that removes steps along protected "
+            f"directions; {type(method).__name__} with these settings scales them: use 1"
+        )
+
+
+def layers_with(weights: set[Tensor], model: nn.Module) -> list[nn.Module]:
+    """Return the layers that have one of these weights, themselves or in a part of them."""
+    return [
+        module
+        for module in model.modules()
+        if any(parameter in weights for parameter in module.parameters(recurse=False))
+        or (layer_kind(module) and any(p in weights for p in module.parameters()))
+    ]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -469,6 +514,7 @@ def attach(
     pretrained: bool = False,
     norms: Norms = "freeze",
     on_leak: OnLeak = "raise",
+    project_every: int = 1,
 ) -> Guard:
     """Put a guard on a model, for use in any training loop; its steps are guarded from then on.
 
@@ -482,6 +528,10 @@ def attach(
 
     If anything else than a guarded step moves protected weights, the guard raises a `LeakError`, or
     warns, or moves the weights back, as `on_leak` says.
+
+    Adam and other optimisers whose updates do not follow the gradient have each update projected.
+    With `project_every=16` sixteen are projected at once, which is cheaper for wide layers, and
+    always before weights are evaluated, saved or copied; see docs/own-models.md.
 
     >>> import torch, classgrad
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -507,7 +557,14 @@ def attach(
             raise unknown("norms", str(norms), ["freeze", "task"])
         if on_leak not in ("raise", "warn", "restore"):
             raise unknown("on_leak", str(on_leak), ["raise", "warn", "restore"])
-        guard = Guard(model, method, pretrained=pretrained, norms=norms, on_leak=on_leak)
+        guard = Guard(
+            model,
+            method,
+            pretrained=pretrained,
+            norms=norms,
+            on_leak=on_leak,
+            project_every=project_every,
+        )
     if optimizer is not None:
         guard.watch(optimizer)
     return guard
@@ -526,6 +583,7 @@ def load(model: nn.Module, path: Path) -> Guard:
             pretrained=state["pretrained"],
             norms=state["norms"],
             on_leak=state["on_leak"],
+            project_every=state.get("project_every", 1),  # since schema 2
         )
         try:
             guard.load_state_dict(state)

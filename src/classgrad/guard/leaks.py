@@ -8,6 +8,12 @@ Two looks are taken at every step. Every change that PyTorch knows of raises the
 tensor, so it costs nothing to see that a weight was changed since the last guarded step; it is then
 compared as a whole. Changes that PyTorch does not see, such as those through `.data`, are found by
 comparing a fiftieth of all weights, another one at every step.
+
+Where updates are projected in every N-th step only, the monitor does it, because it knows what has
+to stay: with A = W₀ S it sets W <- W - (W S - A) Sᵀ, always to the same A, so that rounding does
+not add up. In between, W S moves in guarded steps, too: sixteen rows of W P, others after every
+step, are compared with those after the last step. A foreign move of other rows is not told from
+guarded steps, and projected away with them.
 """
 
 import math
@@ -19,7 +25,7 @@ import torch
 from torch import Tensor
 
 from classgrad.core.layers import Site
-from classgrad.core.projector import Projector, autocast_off
+from classgrad.core.projector import Projection, Projector, autocast_off
 from classgrad.core.subspace import Subspace
 from classgrad.errors import UserError
 
@@ -27,7 +33,7 @@ OnLeak = Literal["raise", "warn", "restore"]
 
 PROBES = 8
 STEPS = 50  # in which every weight is compared
-SAMPLED_ROWS = 16  # of a weight that may move inside its subspace, in scaled steps
+SAMPLED_ROWS = 16  # of a weight that may move inside its subspace, in scaled or deferred steps
 MOST_COPIED = 2**20  # numbers of a frozen tensor that are compared; of larger ones a part is
 # Share of a weight's length. Rounding moves float32 weights by less in a million guarded steps.
 NOTICED = 1e-4
@@ -56,22 +62,35 @@ class WeightReference:
     weight may move in guarded steps: some of its rows are compared, with those after the last step.
     """
 
-    def __init__(self, sites: list[Site], subspaces: Mapping[str, Subspace], *, soft: bool) -> None:
-        self.sites, self.soft = sites, soft
+    def __init__(
+        self,
+        sites: list[Site],
+        subspaces: Mapping[str, Subspace],
+        projections: Mapping[str, Projection],
+    ) -> None:
+        self.sites = sites
+        self.projections = [projections[site.name] for site in sites]
+        self.soft = any(projection.soft for projection in self.projections)
         first = sites[0]
         self.label = first.name
-        height = len(first.matrix(first.weight))
-        self.stride = math.ceil(height / SAMPLED_ROWS) if soft else 1
-        self.bases = [subspaces[site.name].basis for site in sites]
-        like = first.weight
-        self.probes = torch.stack([probes_of(basis) for basis in self.bases]).to(like)
-        self.restorable: list[Tensor] | None = None  # W S of each matrix
+        self.sparse = math.ceil(len(first.matrix(first.weight)) / SAMPLED_ROWS)
+        self.stride = self.sparse if self.soft else 1
+        probes = torch.stack([probes_of(subspaces[site.name].basis).T for site in sites])
+        self.probes = probes.to(first.weight).contiguous().mT
+        self.kept: list[Tensor] | None = None  # what of each matrix has to stay
+        self.recent: Tensor | None = None  # sampled rows of W P, while it moves in guarded steps
+        self._offset = 0  # of the sampled rows
         self.accept()
 
     @property
+    def weight(self) -> Tensor:
+        """The parameter."""
+        return self.sites[0].weight
+
+    @property
     def tensor(self) -> Tensor:
-        """The weight."""
-        return self.sites[0].weight.detach()
+        """The weight's values."""
+        return self.weight.detach()
 
     def matrices(self) -> Tensor:
         """View the weight's matrices as (matrices x rows x d)."""
@@ -83,36 +102,57 @@ class WeightReference:
     def products(self, matrices: Tensor) -> Tensor:
         """Return W P of some matrices."""
         with autocast_off(matrices):
-            return matrices @ self.probes
+            return (self.probes.mT @ matrices.mT).mT  # half the time of matrices @ probes
 
     def accept(self) -> None:
         """Take the present weight as what has to stay."""
         rows = self.matrices()[:, :: self.stride]
         self.values = self.products(rows)
         self.scale = float(rows.norm()) / math.sqrt(max(rows[..., 0].numel(), 1))  # of a row
+        if self.kept is not None:
+            self.keep()
         self.note()
 
-    def note(self) -> None:
-        """Note that the weight is as a guarded step left it."""
+    def note(self, moving: bool = False) -> None:
+        """Note that the weight is as a guarded step left it; and if such steps still move it."""
         if self.soft:
             self.values = self.products(self.matrices()[:, :: self.stride])
-        self.seen = identity(self.tensor)
+        self.recent = None
+        if moving:
+            self._offset = (self._offset + 1) % self.sparse
+            self.recent = self.products(self._sampled())
+        self.seen = identity(self.weight)
 
-    def keep_for_restoring(self) -> None:
-        """Keep W S, so that a move can be undone."""
-        matrices = self.matrices().double().cpu()
-        self.restorable = [m @ basis for m, basis in zip(matrices, self.bases, strict=True)]
+    def _sampled(self) -> Tensor:
+        return self.matrices()[:, self._offset :: self.sparse]
+
+    def keep(self) -> None:
+        """Keep what has to stay, so that moves can be undone."""
+        self.kept = [
+            projection.kept(self._precise(site))
+            for site, projection in zip(self.sites, self.projections, strict=True)
+        ]
+
+    def _precise(self, site: Site) -> Tensor:
+        """Return one of the matrices, in float32 at least."""
+        matrix = site.matrix(self.tensor)
+        return matrix.to(torch.promote_types(matrix.dtype, torch.float32))
 
     @property
     def changed(self) -> bool:
         """Whether PyTorch has changed the tensor since the last guarded step."""
-        return identity(self.tensor) != self.seen
+        return identity(self.weight) != self.seen
 
     def leak(self, block: int = 0, blocks: int = 1) -> tuple[str, float] | None:
         """Return which matrix has moved, and by which share of its length; None if none has.
 
         One of several blocks of rows can be compared alone.
         """
+        if self.recent is not None:
+            leak = self._moved(self._sampled(), self.recent)
+            # Weights of an earlier step that were loaded are where they have to be.
+            at_rest = leak is None or self._moved(self.matrices(), self.values) is None
+            return None if at_rest else leak
         matrices, values = self.matrices()[:, :: self.stride], self.values
         if blocks > 1 and not self.soft:
             rows = matrices.shape[1]
@@ -120,8 +160,14 @@ class WeightReference:
             if first == last:
                 return None
             matrices, values = matrices[:, first:last], values[:, first:last]
+        return self._moved(matrices, values)
+
+    def _moved(self, matrices: Tensor, values: Tensor) -> tuple[str, float] | None:
+        """Compare W P of some rows of each matrix."""
         moved = (self.products(matrices) - values).flatten(1).norm(dim=1)
         least = self.scale * math.sqrt(matrices.shape[1]) + torch.finfo(matrices.dtype).tiny
+        if bool((moved <= self.noticed * least).all()):
+            return None
         lengths = matrices.flatten(1).norm(dim=1).clamp_min(least)
         shares = torch.nan_to_num(moved / lengths, nan=torch.inf)
         worst = int(shares.argmax())
@@ -135,10 +181,13 @@ class WeightReference:
 
     def restore(self) -> None:
         """Undo the moves inside the subspaces."""
-        assert self.restorable is not None
-        for site, basis, kept in zip(self.sites, self.bases, self.restorable, strict=True):
-            matrix = site.matrix(self.tensor).double().cpu()
-            site.write(self.tensor, matrix - (matrix @ basis - kept) @ basis.T)
+        assert self.kept is not None
+        with torch.inference_mode(False), torch.no_grad(), autocast_off(self.weight):
+            # Through `.data`, so that autograd lets a backward pass follow whose forward pass was
+            # before: with a model that is evaluated in between, it could not go on otherwise.
+            values = self.weight.data
+            for site, one, kept in zip(self.sites, self.projections, self.kept, strict=True):
+                site.write(values, one.restored(self._precise(site), kept))
 
     def state(self) -> Tensor:
         """Return what a saved guard compares a weight with."""
@@ -149,10 +198,11 @@ class FrozenReference:
     """A parameter or buffer that must not change at all."""
 
     soft = False
+    recent = None  # no guarded step moves it
 
     def __init__(self, name: str, get: Callable[[], Tensor]) -> None:
         self.label, self._get = name, get
-        self.restorable: Tensor | None = None
+        self.kept: Tensor | None = None
         self.accept()
 
     @property
@@ -167,15 +217,17 @@ class FrozenReference:
     def accept(self) -> None:
         """Take the present values as what has to stay."""
         self.values = self._part().clone()
+        if self.kept is not None:
+            self.keep()
         self.note()
 
     def note(self) -> None:
         """Note that the tensor is as a guarded step left it."""
         self.seen = identity(self.tensor)
 
-    def keep_for_restoring(self) -> None:
+    def keep(self) -> None:
         """Keep a copy."""
-        self.restorable = self.tensor.clone()
+        self.kept = self.tensor.clone()
 
     @property
     def changed(self) -> bool:
@@ -196,8 +248,8 @@ class FrozenReference:
 
     def restore(self) -> None:
         """Undo the change."""
-        assert self.restorable is not None
-        self.tensor.copy_(self.restorable)
+        assert self.kept is not None
+        self.tensor.copy_(self.kept)
 
     def state(self) -> Tensor:
         """Return what a saved guard compares the tensor with."""
@@ -208,12 +260,20 @@ Reference = WeightReference | FrozenReference
 
 
 class LeakMonitor:
-    """Compares the weights of a guarded model with how guarded steps have left them."""
+    """Compares the weights of a guarded model with how guarded steps have left them.
 
-    def __init__(self, on_leak: OnLeak) -> None:
+    With `project_every` above 1 it also projects updates, each time a weight has taken that many
+    steps, and in `project`.
+    """
+
+    def __init__(self, on_leak: OnLeak, project_every: int = 1) -> None:
         self.on_leak: OnLeak = on_leak
+        self.project_every = project_every
         self._references: dict[str, Reference] = {}
         self._by_weight: dict[Tensor, list[WeightReference]] = {}
+        self._moving: dict[Tensor, int] = {}  # steps that were not projected, by weight
+        self._stepped: set[Tensor] = set()  # weights of the current step
+        self._in_step = False
         self._steps = 0
 
     def protect(
@@ -223,37 +283,65 @@ class LeakMonitor:
         frozen: Mapping[str, Callable[[], Tensor]],
     ) -> None:
         """Compare with the present weights from now on."""
-        self._references, self._by_weight = {}, {}
+        self._references, self._by_weight, self._moving = {}, {}, {}
         for sites in by_weight(projector, subspaces):
-            soft = any(projector.projections[site.name].soft for site in sites)
-            reference = WeightReference(sites, subspaces, soft=soft)
+            reference = WeightReference(sites, subspaces, projector.projections)
+            if not reference.soft and (self.on_leak == "restore" or self.project_every > 1):
+                reference.keep()
             self._references[f"weight {reference.label}"] = reference
             self._by_weight.setdefault(sites[0].weight, []).append(reference)
         for name, get in frozen.items():
-            self._references[f"frozen {name}"] = FrozenReference(name, get)
-        if self.on_leak == "restore":
-            for one in self._references.values():
-                if not one.soft:
-                    one.keep_for_restoring()
+            unchanged = self._references[f"frozen {name}"] = FrozenReference(name, get)
+            if self.on_leak == "restore":
+                unchanged.keep()
 
     def __bool__(self) -> bool:
         return bool(self._references)
 
+    def defer(self, weight: Tensor) -> None:
+        """Project the update of a weight later."""
+        self._moving.setdefault(weight, 0)
+        self._stepped.add(weight)
+
     def after_step(self) -> None:
         """Note that a guarded step has left the weights as they are now."""
         self._steps += 1
+        for weight in self._stepped:
+            self._moving[weight] = self._moving.get(weight, 0) + 1
+        self._stepped, self._in_step = set(), False
+        self._restore([w for w, steps in self._moving.items() if steps >= self.project_every])
         for reference in self._references.values():
-            reference.note()
+            if isinstance(reference, WeightReference):
+                reference.note(moving=reference.weight in self._moving)
+            else:
+                reference.note()
+
+    def project(self, *, looks: bool = True) -> None:
+        """Project the updates that were deferred; look first at what else may have moved them."""
+        weights = list(self._moving)
+        if looks and not self._in_step:
+            for weight in weights:
+                for reference in self._by_weight.get(weight, ()):
+                    self._look(reference)
+        self._restore(weights)
+
+    def _restore(self, weights: Iterable[Tensor]) -> None:
+        for weight in weights:
+            for reference in self._by_weight.get(weight, ()):
+                reference.restore()
+                reference.note()
+            del self._moving[weight]
 
     def before_step(self) -> None:
         """Look at what has changed since the last guarded step, and at a part of the rest."""
         turns = min(len(self._references), STEPS)  # in each, some of the weights are looked at
         blocks = max(1, STEPS // max(1, turns))
         for number, reference in enumerate(self._references.values()):
-            if reference.changed:
+            if reference.changed or reference.recent is not None:
                 self._look(reference)
             elif number % turns == self._steps % turns:
                 self._look(reference, self._steps // turns % blocks, blocks)
+        self._in_step = True
 
     def look_at_changed(self, weight: Tensor) -> None:
         """Look at one weight if it has changed since the last guarded step."""
@@ -263,15 +351,22 @@ class LeakMonitor:
 
     def look(self) -> None:
         """Look at all weights."""
+        self.project()
         for reference in self._references.values():
             self._look(reference)
 
     def accept(self) -> None:
-        """Take the present weights as what has to stay."""
+        """Take the present weights as what has to stay, but not what guarded steps moved."""
         for reference in self._references.values():
+            if (
+                isinstance(reference, WeightReference)
+                and reference.recent is not None
+                and not reference.changed
+                and reference.leak() is None
+            ):
+                reference.restore()
             reference.accept()
-            if self.on_leak == "restore" and not reference.soft:
-                reference.keep_for_restoring()
+        self._moving = {}
 
     def _look(self, reference: Reference, block: int = 0, blocks: int = 1) -> None:
         self._refuse_moved(reference)
@@ -292,7 +387,7 @@ class LeakMonitor:
                 f"{what}: let the guard watch every optimizer (guard.watch), load the weights it "
                 "knows, or call guard.accept_weights() if the change is meant"
             )
-        if self.on_leak == "restore":
+        if self.on_leak == "restore" or reference.recent is not None:
             reference.restore()
             what += "; it was moved back"
         reference.accept()
@@ -323,6 +418,23 @@ class LeakMonitor:
                     f"the weights of '{leak[0]}' are not those that this guard protects: load the "
                     "weights the model had when the guard was saved"
                 )
+
+    def kept_state(self) -> dict[str, Tensor]:
+        """Return what deferred projections restore, by site, for the same bits after loading."""
+        return {} if self.project_every == 1 else {n: a.cpu().clone() for n, a in self._kept()}
+
+    def load_kept(self, state: Mapping[str, Tensor]) -> None:
+        """Load it; what the state does not have is that of the present weights."""
+        for name, own in self._kept() if state and self.project_every > 1 else ():
+            if state[name].shape != own.shape:
+                raise ValueError(f"'{name}' has another shape")
+            own.copy_(state[name])
+
+    def _kept(self) -> Iterator[tuple[str, Tensor]]:
+        for reference in self._references.values():
+            if isinstance(reference, WeightReference):
+                for site, kept in zip(reference.sites, reference.kept or (), strict=False):
+                    yield site.name, kept
 
 
 def probes_of(basis: Tensor) -> Tensor:

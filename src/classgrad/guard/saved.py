@@ -13,7 +13,7 @@ from classgrad.errors import UserError
 from classgrad.files import write_atomic, write_new
 
 # Raise it whenever the form of a state changes, and keep reading the older ones.
-SCHEMA = 1
+SCHEMA = 2
 
 
 def write_file(path: Path, state: dict[str, Any]) -> None:

@@ -47,6 +47,7 @@ class Projected(Method, ABC):
     aliases: ClassVar[dict[str, str]] = {"epsilon": "energy"}
     on_cpu: ClassVar[bool] = True  # bases are in double precision, which not every device has
     attachable: ClassVar[bool] = True  # works in a user's own training loop
+    task_dependent: ClassVar[bool] = False  # whether features depend on the task
 
     energy: Share | dict[str, Share] = Field(
         default=0.97,
@@ -205,6 +206,11 @@ class Projected(Method, ABC):
             for label, c in collected.classes.items()
             if (share := c.held.get(name)) is not None and c.representations[name].energy() > 0
         ]
+
+    @property
+    def removes_directions(self) -> bool:
+        """Whether steps along protected directions are removed at once, and not scaled."""
+        return True
 
     @property
     def frozen(self) -> list[str]:

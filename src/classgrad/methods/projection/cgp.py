@@ -224,9 +224,14 @@ class CGP(Budgeted):
                     c.held[name] = share
         return collected
 
+    @property
+    def removes_directions(self) -> bool:
+        """Whether steps along protected directions are removed at once, and not group by group."""
+        return self.refining().projection == "once"
+
     def protect(self) -> None:
         """Protect the current subspaces, at once or group by group."""
-        if self.refining().projection == "once":
+        if self.removes_directions:
             super().protect()
             return
         sites = self.projector.sites

@@ -80,7 +80,7 @@ class ShrinkingProjection(Projection):
         """Return matrix P."""
         return matrix @ self.rounded.to(matrix.dtype)
 
-    def leaks(self, matrix: Tensor) -> bool:
+    def leaks(self, gradient: Tensor, matrix: Tensor) -> bool:
         """Return False: gradients formed from rows are multiplied by P already."""
         return False
 

@@ -76,6 +76,11 @@ class SGP(GPM):
         super().keep(site, columns)
         self._importance[site] = self._importance[site][columns]
 
+    @property
+    def removes_directions(self) -> bool:
+        """Whether steps along protected directions are removed, and not scaled: they are scaled."""
+        return False
+
     def protect(self) -> None:
         """Protect the subspaces, each direction by its importance."""
         projections: dict[str, Projection] = {}
