@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from classgrad.errors import UserError
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -15,7 +13,8 @@ if TYPE_CHECKING:
 
 LIST_EXAMPLES = "Examples: classgrad list | classgrad list cgp | classgrad list --json"
 SHOW_EXAMPLES = (
-    "Examples: classgrad show runs/permuted-digits-cgp-seed1-... | classgrad show runs/*"
+    "Examples: classgrad show runs | classgrad show runs/permuted-digits-cgp-seed1-... | "
+    "classgrad show runs/*cgp*"
 )
 
 
@@ -46,7 +45,7 @@ def list_tables(
 
 
 def show(
-    runs: Annotated[list[str], typer.Argument(help="Folders of runs.")],
+    runs: Annotated[list[str], typer.Argument(help="Runs, or folders of them.")],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the records as JSON and nothing else.")
     ] = False,
@@ -57,12 +56,9 @@ def show(
     """Show the record of a run, or compare several."""
     from rich.console import Console
 
-    from classgrad.report.records import without_outputs
-    from classgrad.runs.record import RunRecord
+    from classgrad.cli.report import read_records
 
-    records = [RunRecord.load(path) for path in without_outputs(map(Path, runs))]
-    if not records:
-        raise UserError("only pictures, pages or tables are given: give folders of runs")
+    records = read_records([Path(run) for run in runs])
     if as_json:
         contents = [json.loads(record.to_json()) for record in records]
         print(json.dumps(contents[0] if len(contents) == 1 else contents, indent=1))

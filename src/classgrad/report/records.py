@@ -8,6 +8,8 @@ from typing import Any
 
 from classgrad.runs.record import FILE_NAME, RunRecord
 
+# Settings that make runs of different methods hard to compare.
+BUDGET = ("network", "epochs", "train_per_class", "tasks", "held_out")
 OUTPUTS = {".png", ".svg", ".html", ".md", ".csv"}
 
 
@@ -76,15 +78,35 @@ def settings_of(record: RunRecord) -> dict[str, Any]:
 
 
 def label(record: RunRecord, records: Sequence[RunRecord]) -> str:
-    """Name a run by its method, and by settings in which the method's runs on the stream differ."""
-    comparable = [
-        settings_of(other)
-        for other in records
-        if (other.method_name, other.benchmark) == (record.method_name, record.benchmark)
+    """Name a run by its method, and by settings in which it differs from others on the stream.
+
+    These are all settings in which the method's own runs differ, and of other methods' runs what
+    makes them hard to compare (`BUDGET`), unless most runs have the same.
+    """
+    of_stream = [other for other in records if other.benchmark == record.benchmark]
+    same_method = [
+        settings_of(other) for other in of_stream if other.method_name == record.method_name
     ]
     settings = settings_of(record)
-    differ = [f"{name}={settings[name]}" for name in differing(settings, comparable)]
-    return " ".join([record.method_name, *differ])
+    names = differing(settings, same_method)
+    everybody = [settings_of(other) for other in of_stream]
+    for name in BUDGET:
+        equal = sum(other.get(name) == settings.get(name) for other in everybody)
+        if name in settings and name not in names and 2 * equal <= len(everybody) > equal:
+            names.append(name)
+    return " ".join([record.method_name, *(f"{name}={settings[name]}" for name in names)])
+
+
+def labels(records: Sequence[RunRecord]) -> list[str]:
+    """Name each run; runs of one seed and stream that cannot be told apart are numbered."""
+    names: list[str] = []
+    counts: dict[str, int] = {}
+    for record in records:
+        name = label(record, records)
+        key = key_of(name, stream_name(record), record.seed)
+        counts[key] = counts.get(key, 0) + 1
+        names.append(name if counts[key] == 1 else f"{name} ({counts[key]})")
+    return names
 
 
 def differing(settings: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> list[str]:

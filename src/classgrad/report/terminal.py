@@ -1,16 +1,24 @@
 """Tables of records, for the terminal and as Markdown."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
 from rich.table import Table
 
-from classgrad.report.records import grouped, has_grown, has_statistics, label, stream_name
+from classgrad.report.records import (
+    grouped,
+    has_grown,
+    has_statistics,
+    label,
+    labels,
+    stream_name,
+)
 from classgrad.report.text import markdown_table, size
 from classgrad.runs.record import RunRecord, mean_std
 
+NAME_WIDTH = 19  # of the column of names, at least, if they are longer
 REVEALED = "†"
 REVEALED_NOTE = f"{REVEALED} too high: measured on batches of one task each, which reveal the task"
 SHORT = {
@@ -61,12 +69,15 @@ def comparison(records: Sequence[RunRecord]) -> Table:
     common = [*(streams if len(streams) == 1 else []), *(seeds if len(seeds) == 1 else [])]
     grown = has_grown(records)
     table = _table(", ".join(common), framed=len(common) == 2 and not grown)
-    table.add_column("method", no_wrap=True)
+    names = labels(records)
+    table.add_column("method", overflow="fold", min_width=_width(names))
     if len(streams) > 1:
         table.add_column("benchmark", no_wrap=True)
     if len(seeds) > 1:
         table.add_column("seed", justify="right")
-    for heading in figures(records[:1], records):
+    rows = [figures([record], records, digits=2) for record in records]
+    headings = _measured(rows)
+    for heading in headings:
         shown = heading if common else SHORT.get(heading, heading)
         table.add_column(shown, justify="right", no_wrap=not common)
     other = "stat." if has_statistics(records) else "proto."
@@ -74,14 +85,28 @@ def comparison(records: Sequence[RunRecord]) -> Table:
     meaning = f"conf., {other}: ACC without the task, by confidence and by {ways[other]}"
     captions = [*([] if common else [meaning]), *revealed_note(records)]
     table.caption = "\n".join(captions) or None
-    for record in records:
+    for name, record, row in zip(names, records, rows, strict=True):
         table.add_row(
-            record.method_name,
+            name,
             *([stream_name(record)] if len(streams) > 1 else []),
             *([str(record.seed)] if len(seeds) > 1 else []),
-            *figures([record], records, digits=2).values(),
+            *(row[heading] for heading in headings),
         )
     return table
+
+
+def _measured(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the headings of rows, without task-free figures that no row has."""
+    return [
+        heading
+        for heading in rows[0]
+        if not (heading.startswith("no task") and all(row[heading] == "-" for row in rows))
+    ]
+
+
+def _width(names: Sequence[str]) -> int:
+    """Return the least width of a column of names; longer ones are folded."""
+    return min(max(map(len, names)), NAME_WIDTH)
 
 
 def revealed_note(records: Sequence[RunRecord]) -> list[str]:
@@ -123,6 +148,8 @@ def means(records: Sequence[RunRecord]) -> Table:
     table.caption = "\n".join(revealed_note(records)) or None
     for heading in headings:
         table.add_column(heading, justify="left" if heading in ("method", "benchmark") else "right")
+    table.columns[0].overflow = "fold"
+    table.columns[0].min_width = _width([line[0] for line in lines])
     for line in lines:
         table.add_row(*line)
     return table
@@ -143,9 +170,15 @@ def markdown(records: Sequence[RunRecord]) -> str:
 def _lines(rows: Sequence[Summary]) -> list[list[str]]:
     """Return headings and lines of a table of summaries, with benchmarks if they differ."""
     differ = len({row.benchmark for row in rows}) > 1
-    headings = ["method", *(["benchmark"] if differ else []), *rows[0].figures]
+    measured = _measured([row.figures for row in rows])
+    headings = ["method", *(["benchmark"] if differ else []), *measured]
     lines = [
-        [row.method, *([row.benchmark] if differ else []), *row.figures.values()] for row in rows
+        [
+            row.method,
+            *([row.benchmark] if differ else []),
+            *(row.figures[heading] for heading in measured),
+        ]
+        for row in rows
     ]
     return [headings, *lines]
 
