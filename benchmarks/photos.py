@@ -7,6 +7,8 @@
 - forty: 80 classes in 40 tasks, 54 photos of each.
 - novelty: the factor in `classifier.novelty`, by how well it tells 12 classes from the 88 others,
   on training images alone, over six draws of the 12.
+- drift: how far the features of 2 earlier tasks moved while a third was learnt by gradient steps
+  under projection, beside what `Learner.drift` says without their photos.
 - hundred: 100 classes in 10 tasks, all 500 photos of each, beside other classifiers on the same
   features.
 
@@ -27,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.machine import describe_machine
-from classgrad import Learner
+from classgrad import CGP, GPM, Learner, Training
 from classgrad.data import data_dir
 from classgrad.data.loading import load
 from classgrad.data.pictures import as_pictures
@@ -39,6 +41,8 @@ PER_CLASS = 54
 UNKNOWN = 0.05
 ORDER_SEED = 1  # of the order of classes
 BATCH = 64
+DRIFT_SEEDS, DRIFT_PHOTOS = (1, 2, 3), 10
+GENTLE = Training(epochs=4, batch_size=16, learning_rate=0.001)
 FACTORS, DRAWS = (0, 0.25, 0.5, 0.7, 0.85, 1), 6
 
 
@@ -190,6 +194,36 @@ def novelty(train: Split, test: Split) -> dict[str, Any]:
     return {"figures": {factor: sum(values) / DRAWS for factor, values in areas.items()}}
 
 
+def drift(train: Split, test: Split) -> dict[str, Any]:
+    """Compare the drift that a learner reports with the movement of features, with the photos."""
+    figures = {}
+    for method in (GPM(), CGP()):
+        for tune in ("last", "all"):
+            rows = []
+            for seed in DRIFT_SEEDS:
+                learner = Learner(method=method, tune=tune, training=GENTLE, seed=seed)
+                rows += [
+                    {"moved": moved, "bound": one.bound, "estimate": one.estimate}
+                    for one, moved in followed(learner, train, seed)
+                ]
+            figures[f"{method.name} {tune}"] = rows
+    return {"training": GENTLE.model_dump(), "seeds": list(DRIFT_SEEDS), "figures": figures}
+
+
+@torch.no_grad()
+def followed(learner: Learner, train: Split, seed: int) -> list[tuple[Any, float]]:
+    """Learn 3 tasks of 4 classes; return (drift, how far features moved) of the first two."""
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(200 + seed)).tolist()
+    known = []
+    for number in range(3):
+        images, names = of_classes(train, order[4 * number : 4 * number + 4], DRIFT_PHOTOS)
+        with torch.enable_grad():
+            learner.learn(f"task {number}", (pictures(images, learner.size), names))
+        known.append((images, features(learner, images)))
+    moved = [float((features(learner, x) - then).norm() / then.norm()) for x, then in known[:2]]
+    return list(zip(learner.drift(), moved, strict=False))
+
+
 def started(train: Split) -> Learner:
     """Return a learner with its network."""
     learner = Learner()
@@ -263,7 +297,13 @@ def streaming_lda(x: Tensor, labels: Tensor, new: Tensor) -> Tensor:
     return scores.argmax(1)
 
 
-PARTS = {"twelve": twelve, "forty": forty, "novelty": novelty, "hundred": hundred}
+PARTS = {
+    "twelve": twelve,
+    "forty": forty,
+    "novelty": novelty,
+    "drift": drift,
+    "hundred": hundred,
+}
 
 if __name__ == "__main__":
     main(sys.argv[1:])

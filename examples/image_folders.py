@@ -48,9 +48,13 @@ def main() -> None:
     for one in learner.predict(["new/fruit/lime/0.png", "new/fruit/tomato/0.png"]):
         print(f"{one.name}, {one.probability:.2f}")
     learner.reference("new/fruit/tomato", "fruit").save("tomatoes.safetensors")
+    serving = Learner.load("state").frozen()
 
     learner = Learner.load("state")  # next month, in another process
     learner.learn("more fruit", "pictures/more fruit", checkpoint_dir="state")
+    if serving.changed():  # another process has learnt a task since
+        serving = Learner.load("state").frozen()
+    print(f"served: {', '.join(task.name for task in serving.tasks)}")
     for folder in ("fruit/lime", "fruit/tomato", "more fruit/banana", "more fruit/plum"):
         predictions = learner.predict(f"new/{folder}", by="prototypes")
         print(f"new/{folder}: {', '.join(one.name for one in predictions)}")

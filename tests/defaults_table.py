@@ -21,7 +21,16 @@ from classgrad.training.config import Training
 
 FILE = Path(defaults.__file__).with_name("defaults.json")
 # What the state of a learner calls its own settings, and what `Learner` does.
-SAME = ("precision", "seed", "size", "valid_fraction", "tune", "priors", "kept_features")
+SAME = (
+    "precision",
+    "seed",
+    "size",
+    "valid_fraction",
+    "tune",
+    "priors",
+    "kept_features",
+    "kept_states",
+)
 LEARNER = {name: name for name in SAME} | {"keeps_prototypes": "prototypes"}
 
 

@@ -19,6 +19,10 @@ class UserError(ValueError):
         self.hint = hint
 
 
+class RequirementNotMet(UserError):
+    """A task was learnt, but not as required, so the learner is as it was; exit code 3."""
+
+
 def shown(value: object) -> str:
     """Return a value as text for a message: always one line of at most 300 characters.
 

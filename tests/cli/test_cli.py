@@ -6,7 +6,7 @@ import sys
 import pytest
 import typer
 
-from classgrad import cli
+from classgrad import __version__, cli
 from classgrad.runs.record import RunRecord
 from commands import refused
 
@@ -230,3 +230,7 @@ def test_bad_seeds_are_refused(call, tmp_path, seed):
     assert "--seed" in err
     assert err.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_version(call):
+    assert call("--version") == (0, f"classgrad {__version__}\n", "")

@@ -73,7 +73,10 @@ def test_learning_says_what_came_of_it_and_saves(call, place):
     lines = {line[:11].strip(): line[11:] for line in out.splitlines()}
     assert lines["classes"] == "crow, wren"
     assert lines["accuracy"] == "100.0 % among the classes of this task"
-    assert lines["task-free"].startswith("100.0 % among all 2 classes so far, from ")
+    assert re.match(
+        r"100.0 % among all 2 classes so far \(\d+\.\d to 100.0\), balanced, from 2 images",
+        lines["task-free"],
+    )
     assert re.match(
         r"about \d+ more classes \(\d+ to \d+ in 9 of 10 measured cases\), then layer fc\d is full",
         lines["free rank"],
@@ -522,3 +525,74 @@ def test_every_command_has_help_with_an_example(call):
         code, out, _ = call(command, "--help")
         assert code == 0
         assert "Example" in out
+
+
+def test_a_required_accuracy_that_is_missed_ends_with_code_3(call, learnt):
+    before = everything_in(learnt / "state")
+    photos(learnt / "same", "this", "that", seed=3)
+    for name in ("this", "that"):  # the same pictures twice, told apart by nothing
+        for file in (learnt / "same" / name).iterdir():
+            file.write_bytes((learnt / "birds" / "crow" / file.name).read_bytes())
+    task = ["learn", "state", "--task", "same", "--images", "same", "--same-classes", "separate"]
+    code, _, err = call(*task, "--require", "99")
+    assert (code, everything_in(learnt / "state")) == (3, before)
+    one_line(err)
+    assert "99 % is required: nothing was saved" in err
+
+
+def test_predictions_that_must_not_change_end_with_code_3(call, learnt):
+    before = everything_in(learnt / "state")
+    photos(learnt / "trees", "ash", "oak", seed=4)
+    task = ["learn", "state", "--task", "trees", "--images", "trees"]
+    code, _, err = call(*task, "--reference", "trees/ash", "--may-change", "1")
+    assert (code, everything_in(learnt / "state")) == (3, before)
+    one_line(err)
+    assert "10 of 10 predictions for the reference images change" in err
+    assert call(*task, "--reference", "birds/crow", "--may-change", "1")[0] == 0
+
+
+def test_undo_and_diff(call, learnt):
+    shutil.copytree(learnt / "state", learnt / "copy")
+    code, out, _ = call("undo", "state")
+    assert code == 0
+    assert "removed    fish/cod, fish/eel, fish/ray" in out
+    code, _, err = call("undo", "state")
+    one_line(err)
+    assert (code, "nothing can be undone" in err) == (2, True)
+    code, out, _ = call("diff", "state", "copy", "--images", "birds/crow", "--images", "fish/cod")
+    assert code == 0
+    assert "added      fish/cod, fish/eel, fish/ray" in out
+    assert "10 of 20 predictions differ" in out
+    code, out, _ = call("diff", "state", "state", "--json", "--images", "birds/crow")
+    found = json.loads(out)
+    assert (found["added"], len(found["predictions"])) == ([], 10)
+    assert call("diff", "state", "state")[1].startswith("no differences")
+
+
+def test_more_states_can_be_kept(call, place):
+    call(*BIRDS, "--keep", "3")
+    call(*FISH)
+    photos(place / "trees", "ash", "oak", seed=4)
+    call("learn", "state", "--task", "trees", "--images", "trees")
+    assert [call("undo", "state")[0] for _ in range(3)] == [0, 0, 2]
+    assert [task.name for task in Learner.load(place / "state").tasks] == ["birds"]
+
+
+def test_the_task_as_json(call, place):
+    code, out, _ = call(*BIRDS, "--json")
+    assert code == 0
+    known = json.loads(out)
+    assert (known["name"], known["class_names"]) == ("birds", ["crow", "wren"])
+    assert known["recalls"] == {"crow": 100, "wren": 100}
+
+
+def test_accents_may_be_composed_or_not(call, place):
+    apart, composed = "cafe\u0301", "caf\u00e9"
+    photos(place / "shops", apart, "bar", seed=5)
+    assert call("learn", "state", "--task", apart, "--images", "shops", *QUICK)[0] == 0
+    learner = Learner.load(place / "state")
+    assert (learner.tasks[0].name, learner.tasks[0].class_names) == (composed, ["bar", composed])
+    for task, name in [(apart, composed), (composed, apart)]:
+        shutil.copytree(place / "state", place / f"copy {len(task)}")
+        words = ["forget", f"copy {len(task)}", "--task", task, "--class", name]
+        assert call(*words)[0] == 0

@@ -1,4 +1,4 @@
-"""The checkpoints of a run or learner: numbered folders, of which the last two are kept."""
+"""The checkpoints of a run or learner: numbered folders, of which the last few are kept."""
 
 import errno
 import os
@@ -15,6 +15,7 @@ from classgrad.files import make_folder, sync_folder
 
 # Prefix of folders that are being written or removed, which are ignored.
 PART = ".part-"
+KEPT = 2  # checkpoints, by default
 
 REMEDIES = {
     errno.ENOSPC: "free some space; ",
@@ -47,8 +48,11 @@ class Store:
         self._last: int | None = None  # the last that this process has loaded or saved
         self._newest: int | None = None  # the newest on disk at that time; it may be damaged
 
-    def save(self, state: dict[str, Any]) -> None:
-        """Save a state durably; if that fails, the checkpoint before stays intact."""
+    def save(self, state: dict[str, Any], keep: int = KEPT) -> None:
+        """Save a state durably; if that fails, the checkpoint before stays intact.
+
+        So many checkpoints are kept, this one included.
+        """
         last, part = None, None
         try:
             make_folder(self.folder)
@@ -67,7 +71,8 @@ class Store:
             if part is not None:
                 shutil.rmtree(part, ignore_errors=True)
         self._last = self._newest = counter
-        self._remove(set(before) - {last})
+        intact = sorted(counter for counter in before if last is not None and counter <= last)
+        self._remove(set(before) - set(intact[-(keep - 1) :]))
 
     def load(self) -> Loaded | None:
         """Return the newest state that is intact, or None if there is no checkpoint."""
@@ -90,6 +95,24 @@ class Store:
                 f"no checkpoint in '{self.folder}' can be used: restore the folder from a copy, or "
                 f"remove it to start again; {'; '.join(warnings)}"
             )
+        return None
+
+    def undo(self) -> Loaded | None:
+        """Return to the state before the newest, and return it; None if there is none.
+
+        It becomes the newest under a new number, so that no process mistakes it for what was
+        undone.
+        """
+        for counter in self._counters_to_read()[1:]:
+            try:
+                manifest, state = files.read(self._path(counter), counter)
+            except (BadCheckpoint, OSError):
+                continue
+            undone = {other for other in self._counters() if other >= counter}
+            self._last = None
+            self.save(state, keep=len(self._counters()) + 1)
+            self._remove(undone)
+            return Loaded(state, counter, manifest.code, ())
         return None
 
     def is_stale(self) -> bool:

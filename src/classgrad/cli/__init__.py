@@ -8,13 +8,14 @@ import gc
 import importlib
 import os
 import sys
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from classgrad.cli import data, info, learn, predict, report, reproduce, run, show, tune
+from classgrad import __version__
+from classgrad.cli import data, history, info, learn, predict, report, reproduce, run, show, tune
 from classgrad.cli.options import HINTS, error_message
-from classgrad.errors import Stopped, UserError, shown
+from classgrad.errors import RequirementNotMet, Stopped, UserError, shown
 
 
 def click_exception(exported: type[Exception]) -> Any:
@@ -29,13 +30,31 @@ def click_exception(exported: type[Exception]) -> Any:
 COMMAND_LINE_ERROR = click_exception(typer.BadParameter)
 app = typer.Typer(
     name="classgrad",
-    help="Continual learning by gradient projection: learn tasks one after another, keep the old.",
     epilog="Start with: classgrad run",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version and end, if that is wanted."""
+    if wanted:
+        print(f"classgrad {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def classgrad(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", is_eager=True, callback=print_version),
+    ] = False,
+) -> None:
+    """Continual learning by gradient projection: learn tasks one after another, keep the old."""
+
+
 # The help lists commands in this order.
 app.command(epilog=run.EXAMPLES)(run.run)
 app.command("list", epilog=show.LIST_EXAMPLES)(show.list_tables)
@@ -44,7 +63,7 @@ app.command(epilog=report.REPORT_EXAMPLES)(report.report)
 app.command(epilog=report.WATCH_EXAMPLES)(report.watch)
 app.registered_commands += reproduce.app.registered_commands
 app.command(epilog=tune.EXAMPLES)(tune.tune)
-for group in (learn.app, predict.app, info.app):
+for group in (learn.app, predict.app, info.app, history.app):
     app.registered_commands += group.registered_commands
 app.command(epilog=info.EXPORT_EXAMPLES)(info.export)
 app.add_typer(data.app, name="data")
@@ -58,6 +77,8 @@ def main() -> None:
     try:
         refuse_torchrun(arguments)
         sys.exit(app(arguments, standalone_mode=False))
+    except RequirementNotMet as error:
+        fail(error_message(error), code=3)
     except UserError as error:
         fail(error_message(error))
     except COMMAND_LINE_ERROR as error:

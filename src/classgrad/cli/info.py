@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from classgrad.learner.info import Info
     from classgrad.learner.learner import Learner
     from classgrad.learner.learnt import LearntTask
+    from classgrad.learner.movement import Drift
     from classgrad.methods.projection.forecast import LayerForecast
 
 app = typer.Typer()
@@ -61,12 +62,14 @@ def show_info(console: "Console", learner_info: "Info") -> None:
     for task in learner_info.tasks:
         if task.forgotten:
             line("forgotten", f"of {task.name}: {', '.join(task.forgotten)}")
+    for text in drift_lines(learner_info.drift):
+        line("drift", text)
     memory = learner_info.bytes
     line(
         "memory",
         f"weights {size(memory['weights'])}, method {size(memory['method'])}, prototypes "
-        f"{size(memory['prototypes'])}, statistics {size(memory['statistics'])}; on disk "
-        f"{size(memory['disk'])}",
+        f"{size(memory['prototypes'])}, statistics {size(memory['statistics'])}, movement "
+        f"{size(memory['movement'])}; on disk {size(memory['disk'])}",
     )
     settings = dict(learner_info.settings)
     trained = ("method", "training") if settings["tune"] != "none" else ()
@@ -82,6 +85,14 @@ def show_info(console: "Console", learner_info: "Info") -> None:
         f"{network}, images {edge} x {edge}, tune {settings['tune']}, seed {settings['seed']}"
         f"{precision}",
     )
+
+
+def drift_lines(drifts: "Sequence[Drift]") -> list[str]:
+    """Return how far the features of tasks have moved, in words; one line if it is the same."""
+    texts = [str(drift) for drift in drifts]
+    if len(set(texts)) == 1 and drifts[0].reason:
+        return texts[:1]
+    return [f"of {one.task}: {text}" for one, text in zip(drifts, texts, strict=True)]
 
 
 def task_table(tasks: "Sequence[LearntTask]") -> "Table":
@@ -151,19 +162,33 @@ def accuracy_lines(learner: "Learner", learnt: "LearntTask") -> list[tuple[str, 
     """Return how often classes are told apart: those of the task, and all classes so far."""
     if learnt.accuracy is None:
         return [("accuracy", "no validation data: classes have too few images")]
+    weakest = weakest_lines(learnt)
     if learnt.task_free is None:
-        return [("accuracy", f"{learnt.accuracy:.1f} % on validation data")]
+        return [("accuracy", f"{learnt.accuracy:.1f} % on validation data, balanced"), *weakest]
     figures = learnt.task_free
     alone = f"{learnt.accuracy:.1f} % among the classes of this task"
     if len(learnt.class_names) == 1:
         alone = "nothing to tell apart: the task has one class"
     classes = sum(len(task.known_numbers()) for task in learner.tasks)
     among_all = (
-        f"{figures['accuracy']:.1f} % among all {classes} classes so far, from "
-        f"{figures['samples']} images left out one at a time; probabilities are off by "
+        f"{figures['accuracy']:.1f} % among all {classes} classes so far "
+        f"({figures['low']:.1f} to {figures['high']:.1f}), balanced, from {figures['samples']} "
+        f"images left out one at a time; probabilities are off by "
         f"{figures['calibration_error']:.0f} points on average"
     )
-    return [("accuracy", alone), ("task-free", among_all)]
+    return [("accuracy", alone), ("task-free", among_all), *weakest]
+
+
+def weakest_lines(learnt: "LearntTask", most: int = 3) -> list[tuple[str, str]]:
+    """Return which classes of a task are recognised least often, and which were not measured."""
+    lines = []
+    recalls = sorted(learnt.recalls.items(), key=lambda item: item[1])[:most]
+    if len(learnt.recalls) > 1 and recalls[0][1] < 100:
+        lines.append(("weakest", ", ".join(f"{name} {share:.0f} %" for name, share in recalls)))
+    unmeasured = [name for name in learnt.class_names if name not in learnt.recalls]
+    if unmeasured:
+        lines.append(("unmeasured", f"{', '.join(unmeasured)}: too few images"))
+    return lines
 
 
 def print_confusions(console: "Console", learner: "Learner", most: int = 10) -> None:

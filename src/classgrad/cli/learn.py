@@ -1,10 +1,12 @@
 """The commands that change a learner: learn, forget."""
 
+import json
 import warnings
 from contextlib import suppress
+from dataclasses import asdict
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -110,6 +112,34 @@ def learn(
             "For learners with class statistics."
         ),
     ] = "refuse",
+    require: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=100,
+            help="The balanced accuracy in per cent, among all classes so far, below which nothing "
+            "is saved, and the exit code is 3.",
+        ),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder of images without labels whose predictions are to stay: if more of them "
+            "change than allowed, nothing is saved, and the exit code is 3."
+        ),
+    ] = None,
+    may_change: Annotated[
+        float, typer.Option(min=0, max=100, help="How many of them may change, in per cent.")
+    ] = 5.0,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="States to keep for 'classgrad undo', the newest included; at first 2."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what is known of the task as JSON, nothing else.")
+    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show which classes are confused most.")
     ] = False,
@@ -130,19 +160,35 @@ def learn(
     if not task.strip():
         raise UserError("--task is empty: give the task a name")
     values = parse_settings(settings or [], weights)
-    console = Console(markup=False, highlight=False)
+    console = Console(markup=False, highlight=False, stderr=as_json)
     checkpoints = CheckpointManager(state / LEARNING, minutes=save_minutes, steps=save_steps)
     with resumed_without_fresh(fresh), checkpoints.handle_stop_signals():
         options = LearnerOptions(
             network, model, method, size, seed, precision, device, no_prototypes, tune, values
         )
         learner = load_or_create(state, options)
+        learner.kept_states = keep or learner.kept_states
         print_warnings(console, learner)
         pictures = read_images(console, images, learner, skip_bad)
         known = {one.name: sum(one.samples) for one in learner.tasks}
         # read_images has already warned of classes with a single image.
         with warnings.catch_warnings(action="ignore", category=SingleImage):
-            learn_task(console, learner, task, pictures, state, checkpoints, fresh, same_classes)
+            learn_task(
+                console,
+                learner,
+                task,
+                pictures,
+                state,
+                checkpoints,
+                fresh=fresh,
+                same_classes=same_classes,
+                require=require,
+                reference=reference,
+                may_change=may_change,
+            )
+    if as_json:
+        print(json.dumps(asdict(learner.tasks[learner.task_number(task)]), indent=1))
+        return
     print_task(console, learner, task, state, known.get(task), verbose)
 
 
@@ -183,8 +229,9 @@ def learn_task(
     pictures: "Pictures",
     folder: Path,
     checkpoints: "CheckpointManager",
+    *,
     fresh: bool,
-    same_classes: str,
+    **options: Any,
 ) -> None:
     """Learn or resume a task with a progress bar, and save the learner."""
     from classgrad.learner.learner import unfinished_state
@@ -206,11 +253,11 @@ def learn_task(
                 task,
                 (pictures.images, pictures.labels),
                 classes=pictures.class_names,
-                same_classes=same_classes,
                 checkpoint_dir=folder,
                 fresh=fresh,
                 checkpoints=checkpoints,
                 observer=observer,
+                **options,
             )
         except UserError:
             with suppress(OSError):
@@ -243,7 +290,7 @@ def forget(
     print_warnings(console, learner)
     remove_leftovers(learner, state)
     learner.forget_class(task, name, images)
-    for _ in range(2):  # the two newest states are kept, and neither may contain the class
+    for _ in range(learner.kept_states):  # no state that is kept may contain the class
         learner.save(state)
     console.print(
         f"class '{name}' of task '{task}' is no longer predicted; removed: "

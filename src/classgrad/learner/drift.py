@@ -23,7 +23,7 @@ from classgrad.data.pictures import as_pictures
 from classgrad.errors import UserError, shown
 from classgrad.files import write_atomic
 from classgrad.learner.inputs import Images
-from classgrad.learner.learnt import LearntTask
+from classgrad.learner.learnt import LearntTask, composed
 from classgrad.networks.network import Network
 from classgrad.prediction.accuracy import BATCH
 
@@ -143,7 +143,8 @@ def take_reference(learner: LearnerLike, images: Images, task: str) -> Reference
 def leakage(learner: LearnerLike, reference: Reference) -> Leakage:
     """Return how far a learner's outputs have moved since a reference was taken."""
     number = learner.task_number(reference.task)
-    if identity(learner, number) != reference.identity:
+    names = [composed(name) for name in reference.identity["class_names"]]
+    if identity(learner, number) != {**reference.identity, "class_names": names}:
         raise UserError(
             f"this reference is of another learner: task '{reference.task}' of this learner was "
             "learnt at another time or from other data; take a new reference"

@@ -14,12 +14,13 @@ from classgrad.checkpoints.manager import FOLDER
 from classgrad.checkpoints.store import Store
 from classgrad.learner.learner import KIND, LEARNING, read_state, unfinished_state
 from classgrad.learner.learnt import LearntTask, forecast_of
+from classgrad.learner.movement import Drift, drifts_in
 from classgrad.methods import METHODS
 from classgrad.methods.base import nbytes
 from classgrad.methods.projection.forecast import LayerForecast
 from classgrad.methods.saved_state import restore_method
 
-NEWER = ("tune", "priors", "kept_features")  # settings that older states do not have
+NEWER = ("tune", "priors", "kept_features", "kept_states")  # settings that older states do not have
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,9 @@ class Info:
     tasks: list[LearntTask]
     unfinished: str | None  # name of a task that was cut short
     room: list[LayerForecast]
+    drift: list[Drift]  # of the features of each task
     settings: dict[str, Any]  # of network, method, training and learner
-    bytes: dict[str, int]  # of weights, memory of the method, prototypes, statistics, and on disk
+    bytes: dict[str, int]  # of weights, method, prototypes, statistics, movement; on disk
     warnings: tuple[str, ...]  # why newer states could not be used
 
 
@@ -50,6 +52,7 @@ def read(folder: Path) -> Info:
             tasks=tasks,
             unfinished=str(unfinished["task"]) if unfinished else None,
             room=list(forecast_of(state["dimensions"], tasks, method).layers),
+            drift=drifts_in(tasks, state.get("tune", earlier["tune"]), state.get("movement")),
             settings={
                 **{name: state[name] for name in (*names, "keeps_prototypes")},
                 **{name: state.get(name, earlier[name]) for name in NEWER},
@@ -59,6 +62,7 @@ def read(folder: Path) -> Info:
                 "method": nbytes(state["memory"]),
                 "prototypes": nbytes(state["prototypes"]),
                 "statistics": nbytes(state.get("classifier") or {}),
+                "movement": nbytes(state.get("movement") or {}),
                 "disk": sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()),
             },
             warnings=loaded.warnings,

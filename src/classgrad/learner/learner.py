@@ -16,17 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from classgrad import defaults, devices, networks
+from classgrad import defaults, devices, methods, networks
 from classgrad.benchmarks.base import Normalise
 from classgrad.checkpoints import CheckpointManager, Loaded, Lock, Store
 from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.checkpoints.manager import FOLDER
+from classgrad.checkpoints.store import KEPT as KEPT_STATES
 from classgrad.data.pictures import as_pictures
-from classgrad.errors import UserError
+from classgrad.errors import RequirementNotMet, UserError
 from classgrad.errors import unknown as unknown_name
 from classgrad.learner.drift import Reference, take_reference
 from classgrad.learner.inputs import Data, Images, as_split, split_off_validation
-from classgrad.learner.learnt import LearntTask, forecast_of, numbered_classes
+from classgrad.learner.learnt import LearntTask, composed, forecast_of, numbered_classes
+from classgrad.learner.movement import Drift, Movement, Recorded, drifts_in
+from classgrad.learner.usage import Usage, changes, reads
 from classgrad.methods.base import Method
 from classgrad.methods.projection.base import Projected
 from classgrad.methods.projection.cgp import CGP
@@ -36,6 +39,7 @@ from classgrad.networks.adapted import adapted, with_fixed_norms
 from classgrad.networks.network import Network
 from classgrad.networks.weights import with_digest
 from classgrad.prediction.accuracy import BATCH, ClassPrototypes, inputs
+from classgrad.prediction.balanced import balanced_accuracy
 from classgrad.prediction.calibration import (
     SCORES,
     Guess,
@@ -67,6 +71,7 @@ DEFAULT_TRAINING = Training(
     epochs=30, batch_size=32, learning_rate=0.01, momentum=0.9, nesterov=True
 )
 SIZE = 32
+MAY_CHANGE = 5.0  # per cent of the predictions for reference images
 # Midway between black and white, and a typical standard deviation of photographs.
 MEAN, DEVIATION = 0.5, 0.25
 
@@ -104,7 +109,7 @@ class Learner:
     def __init__(
         self,
         trunk: nn.Module | None = None,
-        method: Method | None = None,
+        method: Method | str | None = None,
         *,
         network: str | None = None,
         network_options: Mapping[str, Any] | None = None,
@@ -116,6 +121,7 @@ class Learner:
         prototypes: bool = True,
         priors: str = "equal",
         kept_features: int = KEPT,
+        kept_states: int = KEPT_STATES,
         seed: int = 1,
         device: torch.device | str = "cpu",
         precision: str | None = None,
@@ -149,7 +155,7 @@ class Learner:
             raise UserError("which blocks of your own trunk are the last is not known: tune all")
         if self.tune == "none":
             refuse_useless(method, training, prototypes)
-        self.method = CGP() if method is None else method.replace()
+        self.method = CGP() if method is None else as_method(method)
         if not self.method.rehearsal_free:
             raise UserError(
                 f"{self.method.name} keeps samples or needs all tasks in advance: give a learner "
@@ -166,6 +172,9 @@ class Learner:
         self.training = training or DEFAULT_TRAINING
         self.valid_fraction, self.keeps_prototypes, self.seed = valid_fraction, prototypes, seed
         self.priors, self.kept_features = priors, kept_features
+        if kept_states < KEPT_STATES:
+            raise UserError(f"at least {KEPT_STATES} states are kept, so that one can be undone")
+        self.kept_states = kept_states  # on disk, the newest included
         self.secret = b""  # key of the digests of samples, from the first task on
         self.device, self.precision = devices.resolve_device(device), precision
         self.defaults = defaults.newest_version()  # version it was made with
@@ -176,8 +185,10 @@ class Learner:
         self._net: Network | None = None
         self.session: Session | None = None
         self.classifier: StatisticsClassifier | None = None
+        self.movement: Movement | None = None  # of features that are trained and have statistics
         self.stores: dict[Path, Store] = {}  # where this learner was loaded from or saved
         self.warnings: tuple[str, ...] = ()  # damaged checkpoints that loading skipped
+        self.usage = Usage()
 
     def _resolve_tune(self, tune: str | None) -> str:
         """Return which layers of a network of the table learn, and set its option for that."""
@@ -231,6 +242,7 @@ class Learner:
 
     # Learning.
 
+    @changes
     def learn(
         self,
         name: str,
@@ -244,6 +256,9 @@ class Learner:
         fresh: bool = False,
         checkpoints: CheckpointManager | None = None,
         observer: Observer | None = None,
+        require: float | None = None,
+        reference: Images | None = None,
+        may_change: float = MAY_CHANGE,
     ) -> LearntTask:
         """Learn a task; its data are not needed afterwards.
 
@@ -257,6 +272,13 @@ class Learner:
         are not counted again. A class that has the name of an earlier task's class is a "separate"
         one with `same_classes`, or the same one ("merge"), or refused ("refuse"). Unless classes
         are separate, the same image in two classes is refused.
+
+        If the balanced accuracy in per cent (`required_accuracy`) is below `require` after that,
+        or if more than `may_change` per cent of the predictions for the images of `reference`
+        change, `RequirementNotMet` is raised, and nothing is learnt or saved.
+
+        While it learns, a learner neither predicts nor is saved; a copy that `frozen` returned
+        before does.
         """
         folder = None if checkpoint_dir is None else Path(checkpoint_dir)
         if same_classes not in SAME_CLASSES:
@@ -272,6 +294,9 @@ class Learner:
         if folder is not None:
             checkpoints = checkpoints or CheckpointManager(folder / LEARNING)
         before = self.state_dict()
+        if reference is not None and not isinstance(reference, Tensor):
+            reference = as_pictures(reference, self.size)
+        answers = self._answers(reference) if reference is not None and self.tasks else []
         samples = list(self.tasks[task.id].samples) if known else []
         try:
             with Lock(folder) if folder is not None else nullcontext():
@@ -287,14 +312,60 @@ class Learner:
                     learnt = self._learn(task, same_classes, checkpoints, observer)
                 if known and learnt.samples == samples:  # there was nothing new
                     return learnt
+                try:
+                    self._refuse_inaccurate(learnt, require)
+                    self._refuse_changes(reference, answers, may_change)
+                except RequirementNotMet:
+                    if checkpoints is not None and not known:
+                        checkpoints.clear()
+                    raise
                 if folder is not None and checkpoints is not None:
-                    self._store(folder).save(self.state_dict())
+                    self._store(folder).save(self.state_dict(), self.kept_states)
                     if not known:  # they may be of another task, which was cut short
                         checkpoints.clear()
         except BaseException:
             self.load_state_dict(before)
             raise
         return learnt
+
+    def _refuse_inaccurate(self, learnt: LearntTask, require: float | None) -> None:
+        """Refuse a task after which the learner is less accurate than required."""
+        if require is None:
+            return
+        accuracy = learnt.required_accuracy()
+        if accuracy is None:
+            raise RequirementNotMet(
+                f"the accuracy of task '{learnt.name}' is unknown, as its classes have too few "
+                f"images, but {require:g} % is required: nothing was saved; give more images"
+            )
+        if accuracy < require:
+            recalls = sorted(learnt.recalls.items(), key=lambda item: item[1])
+            weakest = ", ".join(f"{name} {recall:.0f} %" for name, recall in recalls[:3])
+            raise RequirementNotMet(
+                f"the balanced accuracy is {accuracy:.1f} %, but {require:g} % is required: "
+                f"nothing was saved; recognised least often: {weakest}"
+            )
+
+    def _refuse_changes(
+        self, reference: Images | None, before: Sequence[tuple[str, str]], may_change: float
+    ) -> None:
+        """Refuse a task that changes too many of the predictions there were before."""
+        if reference is None or not before:
+            return
+        pairs = list(zip(before, self._answers(reference), strict=True))
+        changed = [(old, new) for old, new in pairs if old != new]
+        share = 100 * len(changed) / len(pairs)
+        if share > may_change:
+            (old, _), (new, _) = changed[0]
+            raise RequirementNotMet(
+                f"{len(changed)} of {len(pairs)} predictions for the reference images change "
+                f"({share:.1f} %, allowed are {may_change:g}), one from '{old}' to '{new}': "
+                "nothing was saved"
+            )
+
+    def _answers(self, images: Images) -> list[tuple[str, str]]:
+        """Return the predicted class and its task for each image."""
+        return [(one.name, one.task) for one in self._predict(images)]
 
     def _task(
         self,
@@ -305,9 +376,10 @@ class Learner:
         skip_bad: bool,
     ) -> Task:
         """Return the task that the arguments of `learn` describe; a known name has its number."""
-        known = [task.name for task in self.tasks]
+        name, known = composed(name), [task.name for task in self.tasks]
         number = known.index(name) if name in known else len(known)
         split, names = as_split(train, classes, self.size, skip_bad)
+        names = tuple(composed(name) for name in names)
         if len(set(names)) < len(names):
             raise UserError(f"task '{name}' has two classes of the same name: rename one")
         shape = tuple(split.images.shape[1:])
@@ -346,7 +418,7 @@ class Learner:
         if self.classifier is None:
             self._start_statistics(task)
         numbers = self._class_numbers(task.class_names, same_classes)
-        samples = self._count_samples(task, numbers, observer)
+        samples, _ = self._count_samples(task, numbers, observer)
         self.tasks.append(self._summary(task, samples, numbers, time.perf_counter() - started))
         return self.tasks[-1]
 
@@ -421,7 +493,9 @@ class Learner:
         learnt.samples += [0] * len(new)
         places = [learnt.class_names.index(name) for name in task.class_names]
         numbers = [learnt.numbers[place] for place in places]
-        samples = self._count_samples(task, numbers, observer)
+        samples, recorded = self._count_samples(task, numbers, observer)
+        if self.movement is not None:
+            self.movement.add_images(task.id, recorded)
         for place, count in zip(places, samples, strict=True):
             learnt.samples[place] += count
         if any(samples):
@@ -432,8 +506,11 @@ class Learner:
     @torch.no_grad()
     def _count_samples(
         self, task: Task, numbers: Sequence[int], observer: Observer | None
-    ) -> list[int]:
-        """Add the images of a task to the statistics; return how many of each class were new."""
+    ) -> tuple[list[int], Recorded]:
+        """Add the images of a task to the statistics; return how many of each class were new.
+
+        Returned with that is what was recorded of them, to tell later how far features moved.
+        """
         assert self.classifier is not None
         labels = torch.cat([task.train.labels, task.valid.labels]).cpu()
         classes = torch.tensor(numbers)[labels]
@@ -445,9 +522,9 @@ class Learner:
         trained = torch.arange(len(labels)) < len(task.train)
         if not len(task.valid) and self.session is None:
             trained[:] = False
-        features = self._features(task, new, observer)
+        features, recorded = self._features(task, new, observer)
         self.classifier.add(features, classes[new], digests[new], draws[new], ~trained[new])
-        return torch.bincount(labels[new], minlength=task.classes).tolist()
+        return torch.bincount(labels[new], minlength=task.classes).tolist(), recorded
 
     def _new_samples(self, classes: Tensor, digests: Tensor) -> Tensor:
         """Return the indices of the images that are not in the statistics, each of them once."""
@@ -460,20 +537,25 @@ class Learner:
             owners.add(number)
         return torch.tensor(new, dtype=torch.int64)
 
-    def _features(self, task: Task, index: Tensor, observer: Observer | None) -> Tensor:
+    def _features(
+        self, task: Task, index: Tensor, observer: Observer | None
+    ) -> tuple[Tensor, Recorded]:
         """Return the embeddings of images of a task; an index counts those of validation last."""
         net, dtype = self.net.eval(), next(self.net.parameters()).dtype
         parts = [torch.zeros(0, net.embedding)]
         done = 0
-        for split, first in [(task.train, 0), (task.valid, len(task.train))]:
-            of_split = index[(index >= first) & (index < first + len(split))] - first
-            for batch in of_split.split(BATCH) if len(of_split) else []:
-                x = task.transform(split.unit_images(batch, dtype))
-                parts.append(net.embed(x, task.id).cpu().float())
-                done += len(batch)
-                if observer is not None:
-                    observer(Progress(task.id, 0, done, len(index), math.nan, 0.0))
-        return torch.cat(parts)
+        recording = self.movement.recording() if self.movement else nullcontext(Recorded())
+        with recording as recorded:
+            for split, first in [(task.train, 0), (task.valid, len(task.train))]:
+                of_split = index[(index >= first) & (index < first + len(split))] - first
+                for batch in of_split.split(BATCH) if len(of_split) else []:
+                    x = task.transform(split.unit_images(batch, dtype))
+                    parts.append(net.embed(x, task.id).cpu().float())
+                    recorded.add(parts[-1])
+                    done += len(batch)
+                    if observer is not None:
+                        observer(Progress(task.id, 0, done, len(index), math.nan, 0.0))
+        return torch.cat(parts), recorded
 
     def _learn(
         self,
@@ -492,6 +574,7 @@ class Learner:
                 self._restore_settings(saved)
         session = self._session(task.classes)
         session.training = self.training
+        before = self._before_training(task)
         session.add_task(task.classes)
         if saved:
             with raising_bad_checkpoint(f"the saved state of task '{task.name}'"):
@@ -508,17 +591,50 @@ class Learner:
         numbers = []
         if not self.tasks and self._is_comparable():
             self._start_statistics(task)
+            self.movement = self._new_movement()
         if self.classifier is not None:
             numbers = self._class_numbers(task.class_names, same_classes)
-            self._count_samples(task, numbers, None)
+            recorded = self._count_samples(task, numbers, None)[1]
+            if self.movement is not None:
+                self._end_movement(task, before, recorded)
         samples = torch.bincount(task.train.labels.cpu(), minlength=task.classes).tolist()
         self.tasks.append(self._summary(task, samples, numbers, time.perf_counter() - started))
         return self.tasks[-1]
 
+    def _new_movement(self) -> Movement:
+        reason = "" if self.net.precision is None else "features are computed in lower precision"
+        return Movement(self.net.trunk, self.input_shape, reason)
+
+    @torch.no_grad()
+    def _before_training(self, task: Task) -> tuple[dict[str, Tensor], Tensor] | None:
+        """Return the tensors of the trunk and features of a task's images before it is learnt."""
+        if self.movement is None:
+            return None
+        return self.movement.tensors(), self._training_features(task)
+
+    def _training_features(self, task: Task) -> Tensor:
+        """Return the embeddings of a task's training images."""
+        batches = inputs(self.net.eval(), task.train, task.transform)
+        return torch.cat([self.net.embed(x, 0).cpu() for _, x in batches])
+
+    @torch.no_grad()
+    def _end_movement(
+        self, task: Task, before: tuple[dict[str, Tensor], Tensor] | None, recorded: Recorded
+    ) -> None:
+        """Note what a task did to the layers that old classes use."""
+        assert self.movement is not None
+        if before is None:
+            self.movement.add_task(recorded)
+            return
+        tensors, then = before
+        moved = float((self._training_features(task) - then).norm() / then.norm().clamp(min=1e-12))
+        self.movement.add_task(recorded, tensors, moved)
+
     def _is_comparable(self) -> bool:
         """Tell whether features of images of different tasks can be compared, and are protected."""
-        dependent = self.net.task_dependent or self.net.batch_dependent
-        return self.keeps_prototypes and not dependent and isinstance(self.method, Projected)
+        if not isinstance(self.method, Projected) or self.method.task_dependent:
+            return False
+        return self.keeps_prototypes and not (self.net.task_dependent or self.net.batch_dependent)
 
     def _session(self, classes: int, *, restored: bool = False) -> Session:
         """Return the session; start it if this is the first task, which has `classes` classes.
@@ -564,12 +680,15 @@ class Learner:
     ) -> LearntTask:
         """Return what is known about a task that was just learnt."""
         sharpness, accuracy = {}, None
+        recalls: dict[str, float] = {}
         for way in [way for way in self.ways if way != STATISTICS]:
             scores = self._valid_scores(way, task)
             sharpness[way] = calibrate(scores, task.valid.labels)
             if way == "confidence" and len(task.valid):
                 correct = scores.argmax(1) == task.valid.labels
-                accuracy = 100 * float(correct.cpu().double().mean())
+                figures = balanced_accuracy(task.valid.labels.cpu(), correct.cpu())
+                accuracy = figures.accuracy
+                recalls = {task.class_names[n]: share for n, share in figures.recalls.items()}
         learnt = LearntTask(
             name=task.name,
             class_names=list(task.class_names),
@@ -581,6 +700,7 @@ class Learner:
             seconds=round(seconds, 1),
             data=digest([task.train, task.valid]),
             numbers=numbers,
+            recalls=recalls,
         )
         if self.classifier is not None:
             self._measure(learnt)
@@ -593,7 +713,14 @@ class Learner:
         alone = self.classifier.figures(learnt.known_numbers())
         among_all = self.classifier.figures(sorted(known))
         learnt.accuracy = alone.accuracy if alone else None
-        learnt.task_free = asdict(among_all) if among_all else None
+        if among_all is None:
+            learnt.task_free, learnt.recalls = None, {}
+            return
+        figures = asdict(among_all)
+        recalls = figures.pop("recalls")
+        names = zip(learnt.numbers, learnt.class_names, strict=True)
+        learnt.task_free = figures
+        learnt.recalls = {name: recalls[number] for number, name in names if number in recalls}
 
     def _valid_scores(self, way: str, task: Task) -> Tensor:
         """Return the scores of all validation images of a task (n, classes)."""
@@ -606,7 +733,7 @@ class Learner:
 
     # Predicting.
 
-    @torch.no_grad()
+    @reads
     def predict(
         self,
         images: Images,
@@ -622,8 +749,21 @@ class Learner:
         "statistics", "confidence" or "prototypes", by default the first that the learner has
         (`default_way`). By statistics, `unknown` is the share of images of known classes that may
         be refused as none of these: such predictions are not `known`. A larger batch size is
-        faster, but the last digits of probabilities may then depend on the batch.
+        faster, but the last digits of probabilities may then depend on the batch. Threads may
+        predict at the same time.
         """
+        return self._predict(images, task, by=by, unknown=unknown, batch_size=batch_size)
+
+    @torch.no_grad()
+    def _predict(
+        self,
+        images: Images,
+        task: str | None = None,
+        *,
+        by: str | None = None,
+        unknown: float = 0.0,
+        batch_size: int = 1,
+    ) -> list[Prediction]:
         net = self.net.eval()
         by = by or self.default_way(task)
         if by not in self.ways:
@@ -705,12 +845,22 @@ class Learner:
         """
         return take_reference(self, images, task)
 
+    def drift(self) -> list[Drift]:
+        """Return how far the features of each task can have moved since it was learnt.
+
+        No image of these tasks is needed. With tune="none" nothing has moved. Where layers learn
+        under projection, `bound` holds for the images that were learnt, and `estimate` is what to
+        expect; see `Drift`.
+        """
+        movement = None if self.movement is None else self.movement.state_dict()
+        return drifts_in(self.tasks, self.tune, movement)
+
     def task_number(self, task: str) -> int:
         """Return the number of a task, counted from 0; refuse a name that was not learnt."""
         names = [learnt.name for learnt in self.tasks]
-        if task not in names:
+        if composed(task) not in names:
             raise unknown_name("task", task, names)
-        return names.index(task)
+        return names.index(composed(task))
 
     def forecast(self) -> list[LayerForecast]:
         """Return the rank in use of each layer, and for how many more classes the rest will do."""
@@ -721,6 +871,7 @@ class Learner:
         dimensions = {layer.name: layer.dimension for layer in self.method.layer_ranks()}
         return forecast_of(dimensions, self.tasks, self.method)
 
+    @changes
     @torch.no_grad()
     def forget_class(self, task: str, name: str, images: Images | None = None) -> dict[str, int]:
         """Stop predicting a class; return the directions this frees in each layer, always 0.
@@ -730,7 +881,7 @@ class Learner:
         Its directions stay protected: later classes may share them, and the data to find out are
         gone.
         """
-        number = self.task_number(task)
+        number, name = self.task_number(task), composed(name)
         learnt = self.tasks[number]
         remaining = [known for known in learnt.class_names if known not in learnt.forgotten]
         if name not in remaining:
@@ -771,12 +922,13 @@ class Learner:
 
     # Saving and loading, as docs/state.md describes.
 
+    @reads
     def save(self, folder: Path | str) -> None:
         """Save everything in a folder; replace what this learner saved there before."""
         with Lock(folder):
             self._refuse_stale(Path(folder))
             self.net  # noqa: B018  # raises if nothing was learnt
-            self._store(Path(folder)).save(self.state_dict())
+            self._store(Path(folder)).save(self.state_dict(), self.kept_states)
 
     @classmethod
     def load(
@@ -794,35 +946,60 @@ class Learner:
         folder = Path(folder)
         store = Store(folder / FOLDER)
         loaded = read_state(folder, store)
-        state = loaded.state
         with raising_bad_checkpoint(f"the state in '{folder}'"):
-            if state["network"] is None and trunk is None:
-                raise UserError("this learner has a trunk of your own: give it again", hint="model")
-            version = defaults.check_version(state.get("defaults", 1))
-            options = {**defaults.of(KIND, version), **state}
-            tune = options["tune"]
-            training = defaults.restore("training", Training, state["training"], version)
-            learner = cls(
-                trunk if state["network"] is None else None,
-                None if tune == "none" else restore_method(state["method"], method, version),
-                network=state["network"],
-                network_options=restore_network_options(state, version),
-                embedding=state["embedding"],
-                size=options["size"],
-                training=None if tune == "none" else training,
-                tune=tune,
-                valid_fraction=options["valid_fraction"],
-                prototypes=options["keeps_prototypes"],
-                priors=options["priors"],
-                kept_features=options["kept_features"],
-                seed=options["seed"],
-                device=device,
-                precision=options["precision"],
-            )
-            learner.defaults = version
-            learner.stores[folder.resolve()] = store
-            learner.warnings = loaded.warnings
-            learner.load_state_dict(state)
+            learner = cls._of_state(loaded.state, trunk, method, device)
+        learner.stores[folder.resolve()] = store
+        learner.warnings = loaded.warnings
+        return learner
+
+    @reads
+    def frozen(self) -> "Learner":
+        """Return a copy that predicts as this learner does now, whatever this one learns later."""
+        learner = self._of_state(self.state_dict(), self.trunk, self.method, self.device)
+        # Copied, so that what this learner saves later is a change to the copy.
+        learner.stores = {folder: copy.copy(store) for folder, store in self.stores.items()}
+        learner.usage = Usage(frozen=True)
+        return learner
+
+    def changed(self) -> bool:
+        """Tell whether the learner on disk is no longer the one that was loaded or saved there."""
+        return any(store.is_stale() for store in self.stores.values())
+
+    @classmethod
+    def _of_state(
+        cls,
+        state: Mapping[str, Any],
+        trunk: nn.Module | None,
+        method: Method | None,
+        device: torch.device | str,
+    ) -> "Learner":
+        """Return the learner that a saved state is of."""
+        if state["network"] is None and trunk is None:
+            raise UserError("this learner has a trunk of your own: give it again", hint="model")
+        version = defaults.check_version(state.get("defaults", 1))
+        options = {**defaults.of(KIND, version), **state}
+        tune = options["tune"]
+        training = defaults.restore("training", Training, state["training"], version)
+        learner = cls(
+            trunk if state["network"] is None else None,
+            None if tune == "none" else restore_method(state["method"], method, version),
+            network=state["network"],
+            network_options=restore_network_options(state, version),
+            embedding=state["embedding"],
+            size=options["size"],
+            training=None if tune == "none" else training,
+            tune=tune,
+            valid_fraction=options["valid_fraction"],
+            prototypes=options["keeps_prototypes"],
+            priors=options["priors"],
+            kept_features=options["kept_features"],
+            kept_states=options["kept_states"],
+            seed=options["seed"],
+            device=device,
+            precision=options["precision"],
+        )
+        learner.defaults = version
+        learner.load_state_dict(state)
         return learner
 
     def settings(self) -> dict[str, Any]:
@@ -851,8 +1028,10 @@ class Learner:
             "keeps_prototypes": self.keeps_prototypes,
             "priors": self.priors,
             "kept_features": self.kept_features,
+            "kept_states": self.kept_states,
             "secret": self.secret.hex(),
             "classifier": None if self.classifier is None else self.classifier.state_dict(),
+            "movement": None if self.movement is None else self.movement.state_dict(),
             "tasks": [asdict(task) for task in self.tasks],
             "prototypes": [means.cpu().clone() for means in self.prototypes],
             "net": None
@@ -869,7 +1048,7 @@ class Learner:
         self.input_shape = tuple(state["input_shape"])
         self._refuse_mismatch(state)
         self.method = self.method.replace()
-        self.session = self._net = self.classifier = None
+        self.session = self._net = self.classifier = self.movement = None
         if "secret" in state:
             self.secret = bytes.fromhex(state["secret"])
         if state["net"] is None:
@@ -884,6 +1063,9 @@ class Learner:
         if state.get("classifier") is not None:
             self.classifier = self._new_classifier()
             self.classifier.load_state_dict(state["classifier"])
+        if state.get("movement") is not None:
+            self.movement = self._new_movement()
+            self.movement.load_state_dict(state["movement"], len(self.tasks))
         self._refuse_other_classes()
 
     def _restore_session(self, state: Mapping[str, Any]) -> None:
@@ -985,7 +1167,14 @@ class Learner:
             )
 
 
-def refuse_useless(method: Method | None, training: Training | None, prototypes: bool) -> None:
+def as_method(method: Method | str) -> Method:
+    """Return a new method with the settings of one, or the one of a name with its defaults."""
+    return methods.kind(method)() if isinstance(method, str) else method.replace()
+
+
+def refuse_useless(
+    method: Method | str | None, training: Training | None, prototypes: bool
+) -> None:
     """Refuse settings of training, where nothing is trained."""
     for what, value in [("method", method), ("training", training)]:
         if value is not None:
@@ -1016,7 +1205,7 @@ def warn_about_single_images(task: Task) -> None:
             f"class '{single[0]}' of task '{task.name}' has one training image, and prototypes of "
             "one image can reveal it: give more, or leave prototypes out (prototypes=False)",
             SingleImage,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

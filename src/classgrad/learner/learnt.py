@@ -1,5 +1,6 @@
 """What a learner knows about its tasks."""
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Annotated
@@ -25,7 +26,8 @@ class LearntTask:
     class_names: list[str]
     samples: list[Count]  # of each class
     sharpness: dict[str, NonNegative]  # 1 / temperature, by way to predict
-    accuracy: float | None  # in per cent, on validation data when it was learnt; None without any
+    # In per cent, balanced, on validation data when it was learnt; None without any.
+    accuracy: float | None
     ranks: dict[str, Count]  # directions in use in each layer after it
     when: str  # date and time, UTC
     seconds: NonNegative
@@ -33,21 +35,40 @@ class LearntTask:
     forgotten: list[str] = field(default_factory=list)  # classes no longer predicted
     numbers: list[Count] = field(default_factory=list)  # of its classes, in the statistics if any
     # How samples of all classes so far were told apart when it was learnt, without the task: number
-    # of samples, accuracy in per cent, calibration error in points. None without statistics.
+    # of samples, balanced accuracy and its interval in per cent, calibration error in points. None
+    # without statistics.
     task_free: dict[str, float | int] | None = None
+    # How often each of its classes was recognised then, in per cent: among all classes so far, or
+    # without statistics among those of the task. Classes without validation data are missing.
+    recalls: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse inconsistent values, which a damaged or foreign state may have."""
+        self.name = composed(self.name)
+        self.class_names = [composed(name) for name in self.class_names]
+        self.forgotten = [composed(name) for name in self.forgotten]
         names = set(self.class_names)
         if not names or len(names) != len(self.class_names) or not names.issuperset(self.forgotten):
             raise ValueError("the names of classes are inconsistent")
         if len(self.samples) != len(names) or len(self.numbers) not in (0, len(names)):
             raise ValueError(f"the description of task '{self.name}' is incomplete")
 
+    def required_accuracy(self) -> float | None:
+        """Return the balanced accuracy among all classes so far, or among its own if that is all.
+
+        It is in per cent, and None if no class has validation data.
+        """
+        return self.accuracy if self.task_free is None else self.task_free["accuracy"]
+
     def known_numbers(self) -> list[int]:
         """Return the numbers of its classes that are not forgotten."""
         known = zip(self.numbers, self.class_names, strict=True)
         return [number for number, name in known if name not in self.forgotten]
+
+
+def composed(name: str) -> str:
+    """Return a name with its accents composed (NFC): files on macOS may have them apart (NFD)."""
+    return unicodedata.normalize("NFC", name)
 
 
 def numbered_classes(tasks: Sequence[LearntTask]) -> dict[int, tuple[str, str]]:

@@ -1,6 +1,8 @@
 """Layers that PyTorch lacks: BatchNorm per task or fixed, dropout that draws from a generator."""
 
+import threading
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +13,44 @@ from classgrad.errors import UserError
 from classgrad.networks.shard import Shard, Sum, whole_batch_norm
 
 
+class Selection(threading.local):
+    """The task that each thread has selected: threads predict at the same time, for other tasks."""
+
+    task = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Selection":
+        selection = Selection()
+        selection.task = self.task
+        return selection
+
+    def __reduce__(self) -> tuple[type["Selection"], tuple[()]]:
+        return Selection, ()
+
+
 class PerTask(nn.Module):
     """A layer with a state for each task; the `Network` selects the current one."""
 
-    task: int = 0
+    @property
+    def selection(self) -> Selection:
+        """Where the task is selected; a network has one for all its layers."""
+        # Made on demand, as layers become such a layer by changing their class.
+        selection: Selection | None = self.__dict__.get("_selection")
+        if selection is None:
+            selection = self.__dict__["_selection"] = Selection()
+        return selection
+
+    @selection.setter
+    def selection(self, selection: Selection) -> None:
+        self.__dict__["_selection"] = selection
+
+    @property
+    def task(self) -> int:
+        """The task that this thread has selected."""
+        return self.selection.task
+
+    @task.setter
+    def task(self, task: int) -> None:
+        self.selection.task = task
 
     @abstractmethod
     def add_task(self) -> None:

@@ -12,7 +12,7 @@ from classgrad import seeds
 from classgrad.errors import UserError
 from classgrad.networks.blocks import has_no_hooks, run_both, run_each
 from classgrad.networks.frozen import FrozenOutputs
-from classgrad.networks.layers import ChannelSums, Dropout, PerTask, TaskBatchNorm
+from classgrad.networks.layers import ChannelSums, Dropout, PerTask, Selection, TaskBatchNorm
 from classgrad.networks.shard import Shard, Sum
 from classgrad.networks.trunk import Trunk
 from classgrad.tasks import Split, Transform, batches
@@ -37,15 +37,22 @@ class Network(nn.Module):
         self.shared_head = shared_head
         self.precision: torch.dtype | None = None  # autocast type of the trunk; None: off
         self._shard: Shard | None = None  # set if inputs are a shard of a batch
+        self._selection = Selection()
         self.heads = nn.ModuleList()
         self.find_layers()
         self.set_generator(seeds.generator(seed, "dropout"))
 
     def find_layers(self) -> None:
         """Find the layers with a state per task, and dropout; call it after replacing layers."""
-        self._per_task = [m for m in self.modules() if isinstance(m, PerTask)]
-        self._norms = [m for m in self._per_task if isinstance(m, TaskBatchNorm)]
+        self._per_task = self._find_per_task()
+        for layer in self._per_task:
+            layer.selection = self._selection
+        self._norms = [m for m in self.modules() if isinstance(m, TaskBatchNorm)]
         self._dropouts = [m for m in self.modules() if isinstance(m, Dropout)]
+
+    def _find_per_task(self) -> list[PerTask]:
+        """Return the layers in which a task is selected."""
+        return [module for module in self.modules() if isinstance(module, PerTask)]
 
     def add_task(self, classes: int) -> None:
         """Append the head of the next task and its state in each layer that has one per task."""
@@ -183,9 +190,8 @@ class Network(nn.Module):
                 norm.constant = False
 
     def select(self, task: int) -> None:
-        """Select a task in every layer with a state per task."""
-        for layer in self._per_task:
-            layer.task = task
+        """Select a task in every layer with a state per task, for this thread."""
+        self._selection.task = task
 
     def embed(self, x: Tensor, task: int) -> Tensor:
         """Map inputs to embeddings, with the layers' state of one task."""

@@ -19,12 +19,13 @@ classifier is the same.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from classgrad.prediction.balanced import balanced_accuracy
 from classgrad.prediction.calibration import calibrate
 from classgrad.prediction.statistics import ClassStatistics, LinearDiscriminant, unit
 
@@ -42,8 +43,11 @@ class Figures:
     """How a classifier does on samples of known classes that it has not seen."""
 
     samples: int
-    accuracy: float  # in per cent: the mean over classes of the share classified correctly
+    accuracy: float  # balanced, in per cent, with its interval
+    low: float
+    high: float
     calibration_error: float  # in points: mean difference between confidence and accuracy
+    recalls: dict[int, float]  # in per cent, by class
 
 
 @dataclass(frozen=True)
@@ -178,9 +182,8 @@ class StatisticsClassifier:
         confidence, predicted = scores.max(1)
         labels = fitted.classes[rows]
         correct = chosen[predicted] == labels
-        recalls = [correct[labels == number].double().mean() for number in labels.unique()]
         error = calibration_error(confidence, correct)
-        return Figures(len(labels), 100 * float(torch.stack(recalls).mean()), 100 * error)
+        return Figures(**asdict(balanced_accuracy(labels, correct)), calibration_error=100 * error)
 
     def confusions(self) -> list[tuple[int, int, float]]:
         """Return (class, predicted class, share) of all mistakes, the most frequent first."""

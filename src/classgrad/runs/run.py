@@ -403,7 +403,8 @@ class Run:
     def add_statistics(self, task: Task) -> None:
         """Add the class statistics of a task that was just learnt."""
         if self.statistics is not None:
-            if self.net.embedding != self.statistics.sums.shape[1]:  # the network has grown
+            grown = self.net.embedding != self.statistics.sums.shape[1]
+            if grown or self.net.task_dependent:  # features can no longer be compared
                 self.statistics = None
             else:
                 self.statistics.append(class_statistics(self.net, task))

@@ -252,6 +252,7 @@ class TRGP(Projected):
     name: ClassVar[str] = "trgp"
     summary: ClassVar[str] = "Trust Region Gradient Projection: scaled old subspaces (ICLR 2022)"
     attachable: ClassVar[bool] = False
+    task_dependent: ClassVar[bool] = True
     parallel: ClassVar[bool] = True
 
     trust: float = Field(

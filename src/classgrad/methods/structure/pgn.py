@@ -206,10 +206,9 @@ class ColumnNetwork(Network):
             column_net.add_task(net.head_parameters(task)[0].shape[0])
         return column_net.train(net.training)
 
-    def find_layers(self) -> None:
-        """Find the layers; norms belong to one column, so no task is selected in them."""
-        super().find_layers()
-        self._per_task = [layer for layer in self._per_task if isinstance(layer, Columns)]
+    def _find_per_task(self) -> list[PerTask]:
+        """Return the columns; norms belong to one column, so no task is selected in them."""
+        return [layer for layer in super()._find_per_task() if isinstance(layer, Columns)]
 
     def _forward_each(self, x: Tensor, tasks: Sequence[int]) -> list[Tensor]:
         assert isinstance(self.trunk, Columns)
