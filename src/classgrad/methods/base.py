@@ -62,7 +62,8 @@ class LayerRank:
     Where similar classes share directions: the group of each class so far, and its cosine with the
     class by which it joined the group, 1 for the first of a group.
 
-    Where a task selects units: how many the newest task uses.
+    Where a task selects units: how many the newest task uses, and how many its training has
+    switched on or off.
     """
 
     name: str
@@ -71,6 +72,7 @@ class LayerRank:
     groups: tuple[int, ...] = ()
     cosines: tuple[float, ...] = ()
     units: int | None = None
+    switched: int | None = None
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,8 @@ class Layer(Part):
 
     Where similar classes share directions, `groups` has the group of each class, in the order they
     were learnt, and `cosines` its cosine with the class that decided this, 1 for the first of a
-    group. Where a task selects units, `units` has how many each task uses.
+    group. Where a task selects units, `units` has how many each task uses, and `switched` how many
+    of them all its training has switched on or off.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Layer(Part):
     groups: list[Count] = Field(default_factory=list)
     cosines: list[float] = Field(default_factory=list)
     units: list[Count] = Field(default_factory=list)
+    switched: list[Count] = Field(default_factory=list)
 
 
 class ClassResult(Part):

@@ -468,6 +468,8 @@ class Run:
             layer.groups, layer.cosines = list(entry.groups), list(entry.cosines)
             if entry.units is not None:
                 layer.units.append(entry.units)
+            if entry.switched is not None:
+                layer.switched.append(entry.switched)
         record.layers = list(layers.values())
 
     def base_parameters(self) -> int:

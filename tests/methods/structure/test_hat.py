@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from classgrad import methods, networks
+from classgrad import methods, networks, seeds
 from classgrad.errors import UserError
 from classgrad.methods import HAT
 from classgrad.methods.structure.hat import Gate
@@ -570,5 +570,13 @@ def test_the_record_has_the_units_of_every_task():
         gate = running.method._gates[layer.name]
         masks = [gate.get_parameter(f"embedding_{task}") > 0 for task in range(3)]
         assert layer.units == [int(mask.sum()) for mask in masks]
+        start = [
+            torch.randn(20, generator=seeds.generator(1, "gates", gate.name, task))
+            for task in range(3)
+        ]
+        assert layer.switched == [
+            int((mask != (e > 0)).sum()) for mask, e in zip(masks, start, strict=True)
+        ]
+        assert sum(layer.switched) > 0
         together = [torch.stack(masks[: n + 1]).any(0) for n in range(3)]
         assert layer.ranks == [int(mask.sum()) for mask in together]

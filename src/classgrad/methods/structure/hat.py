@@ -71,12 +71,20 @@ class Gate(PerTask, nn.ReLU):
         self.add_task()
 
     def add_task(self) -> None:
-        """Draw an embedding from N(0, 1) for one more task, and select it."""
-        rng = seeds.generator(self.seed, "gates", self.name, self.tasks)
-        start = torch.randn(self.units, generator=rng).to(self.used)
-        self.register_parameter(f"embedding_{self.tasks}", nn.Parameter(start))
+        """Draw an embedding for one more task, and select it."""
+        self.register_parameter(f"embedding_{self.tasks}", nn.Parameter(self.drawn(self.tasks)))
         self.task = self.tasks
         self.tasks += 1
+
+    def drawn(self, task: int) -> Tensor:
+        """Return the embedding of a task before training, from N(0, 1)."""
+        rng = seeds.generator(self.seed, "gates", self.name, task)
+        return torch.randn(self.units, generator=rng).to(self.used)
+
+    def switched(self, task: int) -> int:
+        """Return how many units training has switched on or off for a task."""
+        before, after = self.drawn(task), self.get_parameter(f"embedding_{task}").detach()
+        return int(((before > 0) != (after > 0)).sum())
 
     @property
     def newest(self) -> nn.Parameter:
@@ -256,6 +264,7 @@ class HAT(Method):
                 gate.units,
                 int(gate.used.round().sum()),
                 units=int(gate.finished(gate.tasks - 1).round().sum()),
+                switched=gate.switched(gate.tasks - 1),
             )
             for name, gate in self._gates.items()
         ]
