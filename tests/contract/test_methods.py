@@ -29,6 +29,7 @@ LONGER = {"hat": {"epochs": 24}, "er": {"epochs": 12}}
 FEWER = {"rcl": {"trials": 2, "child_epochs": 30}, "ogd": {"samples": 24}}
 OTHER_NETWORKS = [
     ("mlp", {"batch_norm": True, "norm": "stored", "dropout": 0.1}, METHODS),
+    ("mlp", {"batch_norm": True, "norm": "first"}, [*FAMILIES, "gpm", "den"]),
     ("mlp", {"heads": "shared"}, METHODS),
     ("lenet5", {}, FAMILIES),
     ("mlp", {"precision": "bfloat16"}, METHODS),
@@ -42,10 +43,11 @@ DEEP = [
     ("resnet18", {"width": 4, "norm": "stored"}, METHODS),
     ("alexnet5", {"norm": "batch"}, ["cgp", "er", "den", "rcl"]),
     ("alexnet5", {"norm": "stored", "affine": "task"}, ["gpm", "ewc", "hat", "apd"]),
+    ("resnet18", {"width": 4, "norm": "first"}, ["cgp", "ewc"]),
 ]
 
 # Methods that cannot use a network, or one head for all tasks, say so in one line.
-GROWS = {"resnet18": "ResNet18", "shared": "heads=task"}
+GROWS = {"resnet18": "ResNet18", "shared": "heads=task", "first": "norm=stored"}
 CANNOT = {"den": GROWS, "rcl": GROWS}
 
 # All tests of a method one after another: they share its reference.
@@ -93,10 +95,11 @@ def weights(running):
 def refused(name, network, options):
     """Tell whether a method cannot use a network; if so, see that it says why."""
     reasons = CANNOT.get(name, {})
-    if not {network, options.get("heads")} & set(reasons):
+    given = {network, options.get("heads"), options.get("norm")}
+    named = next((reason for value, reason in reasons.items() if value in given), None)
+    if named is None:
         return False
     stream = IMAGES if network == "resnet18" else STREAM
-    named = reasons.get(network) or reasons["shared"]
     with pytest.raises(UserError, match=f"{name} .*{named}") as caught:
         start(name, network, stream=stream, **options)
     assert "\n" not in str(caught.value)

@@ -1,15 +1,21 @@
 """BatchNorm per task against PyTorch's, and dropout from a passed generator."""
 
+import copy
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from classgrad import GPM, attach
 from classgrad.errors import UserError
 from classgrad.networks import build
 from classgrad.networks.layers import Dropout, TaskBatchNorm
-from oracles.models import normal
+from oracles.models import built, normal
 
 SHAPES = [(6, 3), (4, 3, 5), (2, 3, 4, 5), (2, 3, 2, 3, 4)]
 
@@ -94,6 +100,51 @@ def test_every_task_has_stored_statistics_of_its_own() -> None:
         stored = layer.get_buffer(f"mean_{task}"), layer.get_buffer(f"variance_{task}")
         expected = by_hand(first, *stored, torch.ones(3), torch.zeros(3))
         assert torch.allclose(layer(first), expected, atol=1e-12)
+
+
+def test_statistics_of_the_first_task_are_used_in_all_later_ones_in_training_too() -> None:
+    layer, oracle = norm("first"), nn.BatchNorm1d(3).double()
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(5):
+        x = torch.randn(8, 3, generator=generator, dtype=torch.float64) * 3 + 1
+        assert torch.allclose(layer(x), oracle(x), atol=1e-12)
+    layer.add_task()
+    oracle.eval()
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    for training in (True, False):
+        x = torch.randn(1, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+        y = layer.train(training)(x)
+        assert torch.allclose(y, oracle(x), atol=1e-12)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        slope = oracle.weight / (oracle.running_var + oracle.eps).sqrt()
+        assert torch.allclose(gradient, slope.expand(1, 3))
+    assert before.keys() == layer.state_dict().keys()
+    assert all(torch.equal(before[name], value) for name, value in layer.state_dict().items())
+    assert layer.fixed
+    assert not layer.task_dependent
+
+
+@pytest.mark.parametrize("network", ["alexnet5", "resnet18"])
+def test_with_statistics_of_the_first_task_features_are_those_of_the_layers_one_by_one(
+    network: str,
+) -> None:
+    net = build(network, (3, 32, 32), norm="first").double()
+    net.add_task(2)
+    x = normal(6, 3, 32, 32)
+    net(x, 0)
+    net.recalibrate(0, [x])
+    net.add_task(2)
+    assert not net.task_dependent
+    assert not net.batch_dependent
+    net.recalibrate(1, [x + 1])  # nothing is left to measure
+    with torch.no_grad():
+        net.eval()
+        alone = torch.cat([net.embed(one[None], 1) for one in x])
+        assert torch.allclose(net.embed(x, 0), alone, atol=1e-9)
+        dropouts = [m for m in net.modules() if isinstance(m, Dropout)]
+        for dropout in dropouts:
+            dropout.share = 0.0
+        assert torch.allclose(net.train().embed(x, 1), alone, atol=1e-9)
 
 
 @pytest.mark.parametrize("statistics", ["batch", "stored"])
@@ -209,3 +260,76 @@ def test_copies_for_contrast_do_not_count_for_the_statistics_of_predictions() ->
     assert all(not norm.mean_0.any() and norm.variance_0.eq(1).all() for norm in norms)
     net.embed(normal(6, 1, 4, 4).float(), 0)
     assert all(norm.mean_0.any() for norm in norms)
+
+
+def elsewhere(call: Callable[[], int]) -> int:
+    """Return the result of a call in another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+def test_a_selected_task_holds_in_all_threads_and_in_copies() -> None:
+    layer = norm("stored")
+    layer.add_task()
+    layer.add_task()
+    layer.task = 1
+    assert elsewhere(lambda: layer.task) == 1
+    copies: list[TaskBatchNorm] = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))]
+    for one in copies:
+        assert (one.task, elsewhere(lambda one=one: one.task)) == (1, 1)
+        one.task = 2
+    assert layer.task == 1
+
+
+def test_a_thread_that_selects_a_task_itself_changes_no_other() -> None:
+    layer = norm("stored")
+    layer.add_task()
+
+    def select() -> int:
+        layer.selection.select_here(0)
+        return layer.task
+
+    assert elsewhere(select) == 0
+    assert (layer.task, elsewhere(lambda: layer.task)) == (1, 1)
+    layer.selection.select_here(0)
+    layer.task = 1  # the last word counts
+    assert layer.task == 1
+
+
+def test_layers_that_share_a_selection_do_so_in_copies() -> None:
+    first, second = norm("stored"), norm("stored")
+    second.selection = first.selection
+    for one, other in [
+        copy.deepcopy((first, second)),
+        pickle.loads(pickle.dumps((first, second))),
+    ]:
+        one.task = 3
+        assert other.task == 3
+
+
+def test_a_network_selects_for_all_threads_in_training_and_for_its_own_in_predictions() -> None:
+    net = build("mlp", (6,), 1, norm="stored", affine="task", batch_norm=True, width=8)
+    for _ in range(3):
+        net.add_task(2)
+    layer = next(module for module in net.modules() if isinstance(module, TaskBatchNorm))
+    net.train()(normal(4, 6, seed=1).float(), 1)
+    assert (layer.task, elsewhere(lambda: layer.task)) == (1, 1)
+    net.eval()(normal(4, 6, seed=1).float(), 2)
+    assert (layer.task, elsewhere(lambda: layer.task)) == (2, 1)
+
+
+def test_the_task_of_a_guard_holds_in_other_threads() -> None:
+    model = built(lambda: nn.Sequential(nn.Linear(3, 3), norm("stored"))).double()
+    x, labels = normal(12, 3), torch.arange(12) % 2
+    model.train()(x)
+    guard = attach(model, GPM())
+    guard.end_task([(x, labels)])
+    model.train()(5 + x)
+    model.eval()
+    outputs = []
+    for task in (1, 0):
+        guard.use_task(task)
+        outputs.append(model(x))
+        with ThreadPoolExecutor(1) as pool:
+            assert torch.equal(pool.submit(model, x).result(), outputs[-1])
+    assert not torch.allclose(*outputs)

@@ -8,6 +8,7 @@ from torch import nn
 
 from classgrad.networks.efficientnet_lite import Block, ConvNorm
 from classgrad.networks.lipschitz import CannotFollow, Movements, passed_on, spectral_norm
+from classgrad.networks.mlp import MLP
 from oracles.models import built
 
 
@@ -144,3 +145,51 @@ def test_norms_of_matrices():
     bound = passed_on(second, own, torch.ones(6).double())
     signs = torch.randn(500, 6, generator=rng).sign().double()
     assert float((signs * own @ second.T).norm(dim=1).max()) <= bound
+
+
+class Residual(nn.Sequential):
+    """Adds its inputs to its outputs."""
+
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class Doubled(nn.Linear):
+    """Doubles its outputs."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Tripled(nn.Conv2d):
+    """Triples its outputs, without a forward of its own."""
+
+    def _conv_forward(self, x, weight, bias):
+        return 3 * super()._conv_forward(x, weight, bias)
+
+
+class Named(nn.Linear):
+    """Computes what a Linear layer does."""
+
+
+def test_subclasses_that_compute_something_else_are_not_followed():
+    for name, make, shape in [
+        ("Residual", lambda: Residual(nn.Linear(4, 4)), (4,)),
+        ("Doubled", lambda: Doubled(4, 4), (4,)),
+        ("Tripled", lambda: Tripled(4, 4, 1), (4, 2, 2)),
+    ]:
+        trunk = built(lambda make=make: nn.Sequential(make(), nn.Flatten())).float()
+        learning = next(m for m in trunk.modules() if isinstance(m, nn.Linear | nn.Conv2d))
+        with pytest.raises(CannotFollow, match=rf"0 \({name}\)"):
+            Movements(trunk, torch.zeros(1, *shape)).of_outputs({learning: torch.ones(4)})
+    trunk = built(lambda: nn.Sequential(Named(4, 4))).float()
+    assert Movements(trunk, torch.zeros(1, 4)).of_outputs({trunk[0]: torch.ones(4)}) == 2
+    trunk[0].forward = lambda x: 2 * x
+    with pytest.raises(CannotFollow, match="Named"):
+        Movements(trunk, torch.zeros(1, 4)).of_outputs({trunk[0]: torch.ones(4)})
+
+
+def test_trunks_of_the_table_are_followed():
+    trunk = built(lambda: MLP((6,), MLP.Options(width=8))).float()
+    first = next(module for module in trunk.modules() if isinstance(module, nn.Linear))
+    assert Movements(trunk, torch.zeros(1, 6)).of_outputs({first: torch.ones(8)}) > 0

@@ -113,9 +113,13 @@ def block_at(layers: Sequence[nn.Module], position: int, x: Tensor) -> list[nn.M
 
 
 def is_plain_norm(norm: TaskBatchNorm) -> bool:
-    """Tell whether a norm uses the statistics of its input, with their gradient, or stored ones."""
+    """Tell whether a norm uses the statistics of its input, with their gradient, or stored ones.
+
+    A norm that is fixed while the network learns passes a gradient through stored ones.
+    """
     return (
         type(norm).forward is TaskBatchNorm.forward
+        and not (norm.fixed and norm.training)
         and not norm.constant
         and norm.sums is None
         and norm.shard is None

@@ -2,7 +2,6 @@
 
 import threading
 from abc import abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +12,33 @@ from classgrad.errors import UserError
 from classgrad.networks.shard import Shard, Sum, whole_batch_norm
 
 
-class Selection(threading.local):
-    """The task that each thread has selected: threads predict at the same time, for other tasks."""
+class Selection:
+    """The selected task: one for all threads, but for those that have selected another themselves.
 
-    task = 0
+    Threads that predict with a `Network` do, each for its own task.
+    """
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Selection":
-        selection = Selection()
-        selection.task = self.task
-        return selection
+    def __init__(self, task: int = 0) -> None:
+        self._shared = task
+        self._own = threading.local()
 
-    def __reduce__(self) -> tuple[type["Selection"], tuple[()]]:
-        return Selection, ()
+    @property
+    def task(self) -> int:
+        """The task in this thread; setting it selects it for all that have not done so."""
+        task: int = getattr(self._own, "task", self._shared)
+        return task
+
+    @task.setter
+    def task(self, task: int) -> None:
+        self._shared = task
+        vars(self._own).clear()
+
+    def select_here(self, task: int) -> None:
+        """Select a task for this thread alone."""
+        self._own.task = task
+
+    def __reduce__(self) -> tuple[type["Selection"], tuple[int]]:
+        return Selection, (self.task,)  # for copies and pickles: a thread's own value has neither
 
 
 class PerTask(nn.Module):
@@ -96,6 +110,9 @@ class TaskBatchNorm(PerTask):
     statistics="stored"
         Training uses batch statistics and updates a running mean and variance of the selected task;
         predictions use these, so they do not depend on their batch.
+    statistics="first"
+        As "stored" in the first task. From then on all tasks use its statistics, in training too:
+        with affine="first", features depend neither on the batch nor on the task.
     affine="first"
         One scale and shift, learnt with the first task and frozen by projection methods afterwards.
     affine="task"
@@ -129,7 +146,7 @@ class TaskBatchNorm(PerTask):
                 before = getattr(self, f"{kind}_{count - 1}", None)
                 start = torch.full((self.channels,), value) if before is None else before.detach()
                 self.register_parameter(f"{kind}_{count}", nn.Parameter(start.clone()))
-        if self.statistics == "stored":
+        if self.statistics == "stored" or (self.statistics == "first" and count == 0):
             like = self.get_parameter(f"scale_{count if self.affine == 'task' else 0}").detach()
             self.register_buffer(f"mean_{count}", torch.zeros_like(like))
             self.register_buffer(f"variance_{count}", torch.ones_like(like))
@@ -140,6 +157,11 @@ class TaskBatchNorm(PerTask):
     def task_dependent(self) -> bool:
         """Whether each task has its own statistics or parameters."""
         return self.statistics == "stored" or self.affine == "task"
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the statistics no longer change: those of the first task, in a later one."""
+        return self.statistics == "first" and self.tasks > 1
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
         """Return the scale and shift of the selected task."""
@@ -152,7 +174,7 @@ class TaskBatchNorm(PerTask):
         if self.sums is not None:
             self.sums.add(x)
             return functional.batch_norm(x, None, None, scale, shift, True, 0.0, self.eps)
-        from_batch = self.training or self.statistics == "batch"
+        from_batch = (self.training and not self.fixed) or self.statistics == "batch"
         if from_batch and self.shard is not None:
             return whole_batch_norm(x, scale, shift, self.shard, self.running(), self.eps)
         if from_batch:
@@ -177,14 +199,14 @@ class TaskBatchNorm(PerTask):
         sums = self.sums
         if sums is None:
             return
+        stored_mean, stored_variance = self.stored()
         if total is not None:
-            sums.add_others(len(getattr(self, f"mean_{self.task}")), total)
+            sums.add_others(len(stored_mean), total)
         if sums.count == 0:
             return
         mean = sums.first / sums.count
-        getattr(self, f"mean_{self.task}").copy_(mean)
-        variance = (sums.second / sums.count - mean**2).clamp_min(0)
-        getattr(self, f"variance_{self.task}").copy_(variance)
+        stored_mean.copy_(mean)
+        stored_variance.copy_((sums.second / sums.count - mean**2).clamp_min(0))
 
     def refuse_single(self, x: Tensor) -> None:
         """Refuse an input with a single value per channel, which has no statistics."""
@@ -198,8 +220,12 @@ class TaskBatchNorm(PerTask):
         """Return the stored mean and variance of the selected task, and their momentum."""
         if self.statistics == "batch":
             return None, None, 0.0
-        momentum = self.momentum if self.tracking else 0.0
-        return getattr(self, f"mean_{self.task}"), getattr(self, f"variance_{self.task}"), momentum
+        return *self.stored(), self.momentum if self.tracking else 0.0
+
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """Return the stored mean and variance of the selected task."""
+        owner = self.task if self.statistics == "stored" else 0
+        return self.get_buffer(f"mean_{owner}"), self.get_buffer(f"variance_{owner}")
 
 
 register_norm(TaskBatchNorm)

@@ -19,13 +19,20 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from classgrad.core.layers import EquivalentForward
 from classgrad.networks.efficientnet_lite import Block, ConvNorm
 from classgrad.networks.layers import Dropout, FixedNorm
+from classgrad.networks.trunk import Trunk
 
 Own = Mapping[nn.Module, Tensor]  # by layer, of each output channel
 
 # Activations f with |f(a) - f(b)| ≤ |a - b|.
 CONTRACTIONS = (nn.Identity, nn.Flatten, Dropout, nn.ReLU, nn.ReLU6, nn.Tanh, nn.Sigmoid)
+# What is followed; a Trunk is a Sequential with a forward of its own that does the same.
+KINDS: tuple[type[nn.Module], ...] = (
+    *(Block, ConvNorm, Trunk, nn.Sequential, nn.Linear, nn.Conv2d, FixedNorm),
+    *(nn.AdaptiveAvgPool2d, nn.MaxPool2d, *CONTRACTIONS),
+)
 POSITIONS = 64  # up to which the norm of a depthwise convolution is computed exactly
 
 
@@ -68,6 +75,8 @@ class Movements:
         """Return how far the outputs of a module have moved, if its inputs have by `moved`."""
         if not moved and not any(part in own for part in module.modules()):
             return 0.0
+        if not computes_as_its_kind(module):
+            raise CannotFollow(f"{self.names[module]} ({type(module).__name__})")
         if isinstance(module, Block):
             return self._through_block(module, moved, own)
         if isinstance(module, nn.Sequential):
@@ -126,7 +135,8 @@ class Movements:
         out = nn.functional.conv2d(
             images, weight, None, conv.stride, conv.padding, conv.dilation, conv.groups
         )
-        return torch.linalg.matrix_norm(out.flatten(2).transpose(0, 1), 2)
+        norms: Tensor = torch.linalg.matrix_norm(out.flatten(2).transpose(0, 1), 2)
+        return norms
 
     def _through_block(self, block: Block, moved: float, own: Own) -> float:
         if block.expand is None or not is_depthwise(block.depthwise.conv):
@@ -158,6 +168,15 @@ class Movements:
         conv, scale = scaled_convolution(block.depthwise)
         second = second * (scale.abs() * self._depthwise_norms(conv))
         return first, second, balance(first, second)
+
+
+def computes_as_its_kind(module: nn.Module) -> bool:
+    """Tell whether a module is of a known kind, and not a subclass with a forward of its own."""
+    kind = next((kind for kind in KINDS if isinstance(module, kind)), nn.Module)
+    names = [name for name in ("forward", "_conv_forward") if hasattr(kind, name)]
+    return isinstance(vars(module).get("forward"), EquivalentForward | None) and all(
+        getattr(type(module), name) is getattr(kind, name) for name in names
+    )
 
 
 def exact(values: Tensor) -> Tensor:
@@ -193,9 +212,8 @@ def balance(first: Tensor, second: Tensor) -> Tensor:
     """Return a scale of the inner channels for which |second / d| |d · first| is small."""
     rows, columns = first.norm(dim=1), second.norm(dim=0)
     floor = 1e-3
-    return (
-        (columns / columns.max()).clamp(min=floor) / (rows / rows.max()).clamp(min=floor)
-    ).sqrt()
+    columns, rows = (columns / columns.max()).clamp(floor), (rows / rows.max()).clamp(floor)
+    return torch.sqrt(columns / rows)
 
 
 def passed_on(second: Tensor, own: Tensor, scale: Tensor) -> float:

@@ -152,7 +152,11 @@ class Network(nn.Module):
         variance, and with weights that have moved since. `total` sums over processes that each
         have some of the inputs.
         """
-        norms = [norm for norm in self._norms if norm.training and norm.statistics == "stored"]
+        norms = [
+            norm
+            for norm in self._norms
+            if norm.training and norm.statistics != "batch" and not norm.fixed
+        ]
         if not norms:
             return
         self.select(task)  # for a process that gets no input
@@ -191,7 +195,10 @@ class Network(nn.Module):
 
     def select(self, task: int) -> None:
         """Select a task in every layer with a state per task, for this thread."""
-        self._selection.task = task
+        if self.training:  # by one thread, whose backward pass may call layers again in others
+            self._selection.task = task
+        else:
+            self._selection.select_here(task)
 
     def embed(self, x: Tensor, task: int) -> Tensor:
         """Map inputs to embeddings, with the layers' state of one task."""

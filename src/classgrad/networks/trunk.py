@@ -45,9 +45,10 @@ class WeightSettings(HeadSettings):
 class NetworkSettings(WeightSettings):
     """Options of networks with BatchNorm for a stream of tasks."""
 
-    norm: Literal["batch", "stored"] = Field(
+    norm: Literal["batch", "stored", "first"] = Field(
         default="batch",
-        description="statistics of BatchNorm at test time: of the batch, or stored for each task",
+        description="statistics of BatchNorm at test time: of the batch, stored for each task, or "
+        "those of the first task for all",
     )
     affine: Literal["first", "task"] = Field(
         default="first",

@@ -82,7 +82,7 @@ class Groups:
         self.centred = centred
         self.prototypes: list[Tensor] = []
         self.group_of: list[int] = []
-        self.cosines: list[float] = []  # with the class by which it joined; 1 for the first of a group
+        self.cosines: list[float] = []  # with the class it joined by; 1 for a group's first
         self.bases: list[Tensor] = []
         self.count = 0
 

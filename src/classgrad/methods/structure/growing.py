@@ -122,6 +122,11 @@ def make_growing(net: Network, method: str) -> None:
             cast(Growing, layer).sizes = [(weight.shape[0], weight.shape[1])]
         norm = wire.norm and net.trunk.get_submodule(wire.norm)
         if isinstance(norm, TaskBatchNorm) and not isinstance(norm, GrowingNorm):
+            if norm.statistics == "first":
+                raise UserError(
+                    f"{method} adds units, of which the first task has no statistics: use "
+                    "norm=stored or norm=batch"
+                )
             norm.__class__ = GrowingNorm
             cast(GrowingNorm, norm).widths = [norm.channels]
     net.find_layers()
