@@ -17,6 +17,7 @@ from classgrad.errors import UserError
 from classgrad.guard.attach import Guard, attach
 from classgrad.methods import CGP, GPM, SGP, Finetune, Multitask, Projected
 from classgrad.networks import TaskBatchNorm
+from guard.untouched import BeforeGuarded
 from oracles.models import built, in_turn, normal
 
 EVERYTHING: dict[str, Callable[[], Projected]] = {
@@ -242,8 +243,10 @@ def test_what_an_earlier_task_froze_stays_frozen_after_later_ones() -> None:
 
 def test_a_loader_that_can_be_iterated_only_once_is_refused() -> None:
     guard = attach(built(perceptron), CGP())
+    before = BeforeGuarded(guard)
     with pytest.raises(UserError, match="only once"):
         guard.end_task((normal(4, 30), in_turn(4, 2)) for _ in range(2))
+    assert before.changed() == []
 
 
 @pytest.mark.parametrize("method", [Finetune(), Multitask()], ids=lambda m: m.name)
@@ -257,12 +260,12 @@ def test_a_missing_class_is_refused_and_what_was_protected_stays_so() -> None:
     guard = attach(model, EVERYTHING["cgp"]())
     x = normal(5, 30)
     guard.end_task([(x, in_turn(5, 2))], classes=[0, 1])
-    ranks, answers = guard.layer_ranks(), model(x).detach()
+    before, answers = BeforeGuarded(guard), model(x).detach()
     with pytest.raises(UserError, match="class 2 "):
         guard.end_task([(normal(5, 30, seed=1), in_turn(5, 2))], classes=[0, 1, 2])
     with pytest.raises(UserError, match="no sample"):
         guard.end_task([])
-    assert guard.layer_ranks() == ranks
+    assert before.changed() == []
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     with guard.step(optimizer):
         functional.cross_entropy(model(normal(5, 30, seed=2)), in_turn(5, 2)).backward()
@@ -303,11 +306,12 @@ def test_a_model_has_one_guard_at_a_time() -> None:
     model = built(lambda: nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)))
     data = [(normal(9, 4), in_turn(9, 3))]
     first = attach(model, GPM())
-    with pytest.raises(UserError, match="has a guard already"):
-        attach(model, GPM())
-    first.end_task(data)
-    with pytest.raises(UserError, match="has a guard already"):
-        attach(model, GPM())
+    for _ in range(2):
+        before = BeforeGuarded(first)
+        with pytest.raises(UserError, match="has a guard already"):
+            attach(model, GPM())
+        assert before.changed() == []
+        first.end_task(data)
     first.detach()
     second = attach(model, GPM())
     second.end_task(data)

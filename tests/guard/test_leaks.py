@@ -13,6 +13,7 @@ from classgrad.guard.attach import Guard, attach
 from classgrad.guard.leaks import NOTICED, STEPS, LeakError, LeakWarning
 from classgrad.methods import CGP, GPM, SGP
 from guard.loops import everything, loss_of, small, task, train
+from guard.untouched import BeforeGuarded
 from oracles.models import built, in_turn, normal
 
 
@@ -346,8 +347,10 @@ def test_a_step_that_fails_is_projected_or_noticed() -> None:
 def test_a_model_that_was_moved_to_another_device_is_refused() -> None:
     model, _, guard = guarded()
     model[0].weight = nn.Parameter(model[0].weight.to("meta"))
+    before = BeforeGuarded(guard)
     with pytest.raises(UserError, match="moved from cpu to meta after the guard was attached"):
         guard.end_task([task(1)])
+    assert before.changed() == []
 
 
 def test_groups_of_a_convolution_and_parts_of_attention_are_compared() -> None:

@@ -1,6 +1,11 @@
-"""Models as they are: running statistics, tokens, embeddings, frozen layers, odd batches."""
+"""Models as they are: running statistics, tokens, embeddings, frozen layers, odd batches.
 
+Whatever is refused leaves the model as it was.
+"""
+
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,11 +13,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from classgrad.errors import UserError
-from classgrad.guard.attach import attach
+from classgrad.guard.attach import Guard, attach
+from classgrad.guard.leaks import LeakMonitor
+from classgrad.guard.saved import read_file, write_file
 from classgrad.methods import CGP, GPM
 from classgrad.networks import TaskBatchNorm
+from classgrad.networks.adapted import task_norm
 from guard.loops import everything, small, task
+from guard.untouched import Before, BeforeGuarded
 from oracles.models import built, in_turn, normal
+
+
+@pytest.fixture(params=["freeze", "task"])
+def norms(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 def normed() -> nn.Sequential:
@@ -198,9 +212,12 @@ def test_a_model_whose_every_layer_is_frozen_has_nothing_to_protect() -> None:
     assert torch.equal(model.eval()(samples(0)[0]), answers)
 
 
-def test_a_model_without_parameters_is_refused() -> None:
+def test_a_model_without_parameters_is_refused(norms: str) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.ReLU())
+    before = Before(model)
     with pytest.raises(UserError, match="no weight matrix to protect"):
-        attach(nn.Sequential(nn.ReLU()), CGP())
+        attach(model, CGP(), norms=norms)
+    assert before.changed() == []
 
 
 class Objects(nn.Module):
@@ -232,16 +249,221 @@ def test_batches_and_outputs_that_are_mappings() -> None:
         ((torch.full((2, 30), torch.nan), torch.tensor([0, 1])), "not a finite number"),
     ],
 )
-def test_other_batches_are_refused_in_one_line(batch, words: str) -> None:
-    guard = attach(small(), CGP())
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_other_batches_are_refused_in_one_line(batch, words: str, earlier: int, norms: str) -> None:
+    guard = attach(nn.Sequential(nn.Unflatten(1, (2, 15)), *normed()), CGP(), norms=norms)
+    for _ in range(earlier):
+        guard.end_task([task(0)])
+    before = BeforeGuarded(guard)
     with pytest.raises(UserError, match=words):
-        guard.end_task([batch])
-    assert not any(layer.rank for layer in guard.layer_ranks())
+        guard.end_task([task(1), batch])
+    assert before.changed() == []
+    assert any(layer.rank for layer in guard.layer_ranks()) == bool(earlier)
 
 
 def test_other_outputs_are_refused_in_one_line() -> None:
     guard = attach(small(), CGP())
+    before = BeforeGuarded(guard)
     with pytest.raises(UserError, match="returns int, not a tensor"):
         guard.end_task([task(0)], forward=lambda x: 1)
     with pytest.raises(UserError, match=r"output for 8 samples has shape \(8,\)"):
         guard.end_task([task(0)], forward=lambda x: guard.model(x)[:, 0])
+    assert before.changed() == []
+
+
+# What is refused changes nothing.
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_a_second_guard_changes_nothing(norms: str, pretrained: bool) -> None:
+    model = normed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = attach(model, everything(), optimizer)
+    for number in range(2):
+        before = BeforeGuarded(first, optimizer)
+        with pytest.raises(UserError, match="has a guard already"):
+            attach(model, GPM(), optimizer, norms=norms, pretrained=pretrained)
+        assert before.changed() == []
+        first.end_task([samples(number)])
+
+
+def own_layer(model: nn.Sequential) -> None:
+    model.append(Own())
+
+
+def computed_weight(model: nn.Sequential) -> None:
+    nn.utils.parametrizations.weight_norm(model[6])
+
+
+def shared_weight(model: nn.Sequential) -> None:
+    model.append(built(lambda: nn.Linear(72, 6)).float())
+    model[7].weight = model[6].weight
+
+
+def embedded_weight(model: nn.Sequential) -> None:
+    model.append(built(lambda: nn.Embedding(6, 72)))
+    model[7].weight = model[6].weight
+
+
+UNPROTECTABLE = [own_layer, computed_weight, shared_weight, embedded_weight]
+
+
+@pytest.mark.parametrize("spoil", UNPROTECTABLE)
+def test_a_layer_that_cannot_be_protected_changes_nothing(
+    spoil: Callable[[nn.Sequential], None], norms: str
+) -> None:
+    model = normed()
+    spoil(model)
+    before = Before(model)
+    with pytest.raises(UserError, match=r"cannot be protected|share one|is also the weight"):
+        attach(model, GPM(), norms=norms, pretrained=True, project_every=4)
+    assert before.changed() == []
+
+
+def test_a_setting_for_a_layer_that_is_not_there_changes_nothing(norms: str) -> None:
+    model = normed()
+    before = Before(model)
+    with pytest.raises(UserError, match="none"):
+        attach(model, GPM(energy={"none": 0.9, "*": 0.95}), norms=norms, pretrained=True)
+    assert before.changed() == []
+
+
+def test_attaching_that_is_interrupted_changes_nothing(norms: str, monkeypatch) -> None:
+    model = normed()
+    before = Before(model)
+    there: list[str] = []
+
+    def interrupt(*_: object) -> None:
+        there.extend(before.changed())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LeakMonitor, "protect", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        attach(model, GPM(), norms=norms, pretrained=True, project_every=4)
+    assert there  # there was something to put back
+    assert before.changed() == []
+
+
+def test_norms_of_which_some_were_converted_are_put_back(monkeypatch) -> None:
+    model = normed()
+    before = Before(model)
+
+    def failing(layer: nn.BatchNorm1d) -> TaskBatchNorm:
+        if not layer.affine:
+            raise MemoryError
+        return task_norm(layer)
+
+    monkeypatch.setattr("classgrad.guard.attach.task_norm", failing)
+    with pytest.raises(MemoryError):
+        attach(model, GPM(), norms="task")
+    assert before.changed() == []
+
+
+def saved_guard(norms: str, folder: Path) -> Path:
+    """Save a guard that has all kinds of hooks; it fits the model that `normed` returns."""
+    guard = attach(normed(), everything(), norms=norms, pretrained=True, project_every=4)
+    guard.end_task([samples(0)])
+    guard.save(folder / "guard")
+    return folder / "guard"
+
+
+def in_state(change: Callable[[dict[str, Any]], object]) -> Callable[[nn.Module, Path], None]:
+    def damage(_model: nn.Module, path: Path) -> None:
+        state = read_file(path)
+        change(state)
+        write_file(path, state)
+
+    return damage
+
+
+def other_weights(model: nn.Module, _path: Path) -> None:
+    with torch.no_grad():
+        model[6].weight += 0.1
+
+
+def other_layers(model: nn.Module, _path: Path) -> None:
+    model[6] = built(lambda: nn.Linear(72, 7)).float()
+
+
+def no_second_norm(model: nn.Module, _path: Path) -> None:
+    model[4] = nn.Identity()
+
+
+def cut_short(_model: nn.Module, path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+# From what is noticed first to what is noticed last.
+DAMAGES: dict[str, Callable[[nn.Module, Path], None]] = {
+    "cut short": cut_short,
+    "of a learner": in_state(lambda s: s.update(kind="learner")),
+    "of an unknown method": in_state(lambda s: s["method"].update(name="none")),
+    "with a setting that is out of bounds": in_state(lambda s: s["method"].update(energy=2.0)),
+    "for other layers": other_layers,
+    "without a history": in_state(lambda s: s.pop("history")),
+    "for other norms": no_second_norm,
+    "with a norm of another size": in_state(
+        lambda s: s["task_norms"].update({"1": {"scale_0": torch.ones(3)}})
+    ),
+    "without what was frozen": in_state(lambda s: s["memory"].pop("frozen")),
+    "with a parameter that is not there": in_state(lambda s: s["memory"]["frozen"].append("none")),
+    "with a basis of another size": in_state(
+        lambda s: s["memory"]["bases"].update({"6": torch.eye(5, dtype=torch.float64)})
+    ),
+    "without what weights are compared with": in_state(lambda s: s["references"].clear()),
+    "for other weights": other_weights,
+    "with something of another shape to restore": in_state(
+        lambda s: s["kept"].update({"6": torch.ones(3)})
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_file_that_is_refused_changes_nothing(kind: str, norms: str, tmp_path: Path) -> None:
+    path, model = saved_guard(norms, tmp_path), normed()
+    DAMAGES[kind](model, path)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = Before(model, optimizer)
+    with pytest.raises(UserError):
+        attach(model, path, optimizer)
+    assert before.changed() == []
+    attach(model, GPM(), optimizer)
+
+
+def test_loading_that_is_interrupted_changes_nothing(
+    norms: str, tmp_path: Path, monkeypatch
+) -> None:
+    path, model = saved_guard(norms, tmp_path), normed()
+    before = Before(model)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LeakMonitor, "load_kept", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            attach(model, path)
+    assert before.changed() == []
+    attach(model, path)
+    assert before.changed() != []
+
+
+def test_a_refused_state_leaves_norms_as_they_were(norms: str) -> None:
+    """A guard after one task gets the state of one after three, for other weights."""
+
+    def attached(model: nn.Module, pretrained: bool) -> Guard:
+        guard = attach(model, everything(), norms=norms, pretrained=pretrained)
+        if norms == "task":
+            guard.end_task([samples(0)])
+        return guard
+
+    guard = attached(normed(), pretrained=False)
+    other = normed()
+    other_weights(other, Path())
+    second = attached(other, pretrained=True)
+    for number in range(1, 3):
+        second.end_task([samples(number)])
+    before = BeforeGuarded(guard)
+    with pytest.raises(UserError, match="are not those"):
+        guard.load_state_dict(second.state_dict())
+    assert before.changed() == []

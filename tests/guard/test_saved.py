@@ -10,8 +10,10 @@ from torch import nn
 
 from classgrad.errors import UserError
 from classgrad.guard.attach import attach
+from classgrad.guard.leaks import LeakError
 from classgrad.guard.saved import SCHEMA, read_file, write_file
 from classgrad.methods import CGP, GPM, SGP, Projected
+from classgrad.networks import TaskBatchNorm
 from forked import Forked
 from guard.loops import everything, small, task, train
 from oracles.models import built
@@ -285,3 +287,47 @@ def test_a_refused_state_leaves_the_guard_as_it_was() -> None:
     with pytest.raises(UserError, match="are not those"):
         guard.load_state_dict(third.state_dict())
     assert same(guard.state_dict(), before)
+
+
+def test_a_refused_state_hides_no_leak() -> None:
+    model = small()
+    guard = attach(model, everything())
+    guard.end_task([task(0)])
+    state = guard.state_dict()
+    with torch.no_grad():
+        model[0].weight += 1
+    with pytest.raises(UserError, match="are not those"):
+        guard.load_state_dict(state)
+    with pytest.raises(LeakError, match="layer '0'"):
+        guard.end_task([task(1)])
+
+
+def test_norms_of_a_state_that_have_more_than_they_can_are_refused() -> None:
+    model = built(lambda: nn.Sequential(nn.Linear(30, 8), TaskBatchNorm(8)))
+    guard = attach(model, GPM())
+    state = guard.state_dict()
+    state["task_norms"]["1"]["scale_1"] = torch.ones(8)
+    with pytest.raises(UserError, match="scale_1"):
+        guard.load_state_dict(state)
+
+
+def test_norms_with_statistics_of_the_first_task_are_still_fixed_after_loading(
+    tmp_path: Path,
+) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(30, 8), TaskBatchNorm(8, "first"), nn.ReLU(), nn.Linear(8, 2)
+        )
+
+    model = built(make).float()
+    guard = attach(model, everything())
+    model(task(0)[0])
+    guard.end_task([task(0)])
+    assert model[1].fixed
+    guard.save(tmp_path / "guard.safetensors")
+    again = built(make).float()
+    again.load_state_dict(model.state_dict())
+    assert not again[1].fixed
+    attach(again, tmp_path / "guard.safetensors")
+    assert again[1].fixed
+    assert torch.equal(again.train()(task(1)[0]), model.train()(task(1)[0]))

@@ -389,7 +389,7 @@ def _sites_of(name: str, layer: nn.Module) -> Iterator[Site]:
             raise UserError(
                 f"layer '{name}' ({type(layer).__name__}) cannot be protected: its weight is "
                 f"computed, or its forward is not that of {plain}; use a plain layer, "
-                "freeze it with requires_grad_(False), or tell classgrad.core.register_layer how "
+                "freeze it with requires_grad_(False), or tell classgrad.register_layer how "
                 "it uses its weight"
             )
         if weight.requires_grad:

@@ -49,6 +49,7 @@ class Guard:
     ) -> None:
         refuse_deferring(method, project_every)
         self.model = unwrapped(model)
+        refuse_second_guard(self.model)
         self.method: Projected = method.replace()
         self.pretrained, self.norms, self.project_every = pretrained, norms, project_every
         self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, list[RemovableHandle]] = (
@@ -59,19 +60,27 @@ class Guard:
         self._in_step = False
         self._monitor = LeakMonitor(on_leak, project_every)
         self._history: list[ProtectedTask] = []
-        if norms == "task":
-            convert_norms(self.model)
-        refuse_second_guard(self.model)
-        self.method.attach(self.model, freezes_rest=True)
         self._reading: BeforeReading | None = None
-        if project_every > 1:
+        try:
+            with norms_put_back_on_error(self.model):
+                self._attach(model)
+        except BaseException:
+            self._remove_hooks()
+            raise
+
+    def _attach(self, model: nn.Module) -> None:
+        """Put everything on the model, as it was given."""
+        if self.norms == "task":
+            convert_norms(self.model)
+        self.method.attach(self.model, freezes_rest=True)
+        if self.project_every > 1:
             self.method.projector.defer = self._monitor.defer
             owners = layers_with(self.method.projector.weights, self.model)
             self._reading = BeforeReading(owners, [model, self.model], self.project)
         for weight in self.method.projector.weights:
             hook = AfterBackward(self)
             self._hooks.append(weight.register_post_accumulate_grad_hook(hook))
-        if pretrained:
+        if self.pretrained:
             self._freeze_norms(self._running_norms())
             self.method.freeze(self._others())
         self._protect()
@@ -284,10 +293,15 @@ class Guard:
     def detach(self) -> None:
         """Restore the model's layers and protect nothing any more."""
         self._monitor.project(looks=False)
-        if self._reading is not None:
-            self._reading.remove()
+        self._remove_hooks()
         self.method.projector.protect({})
         self._monitor.protect(self.method.projector, {}, {})
+
+    def _remove_hooks(self) -> None:
+        """Remove all that was put on the model and its optimisers."""
+        if self._reading is not None:
+            self._reading.remove()
+        self.method.close()
         for hooks in self._optimizers.values():
             for hook in hooks:
                 hook.remove()
@@ -335,27 +349,33 @@ class Guard:
                 raise UserError(f"the model has no norm '{name}', which this guard froze")
             memory = copy.deepcopy(dict(state["memory"]))
             history = from_state(state["history"], list(self.method.projector.sites))
-            before = copy.deepcopy(self.method.state_dict())
             self._monitor.project(looks=False)
+            before = copy.deepcopy(self.method.state_dict())
+            monitored, frozen = dict(vars(self._monitor)), list(self._frozen_norms)
             try:
-                self._load_task_norms(state["task_norms"])
-                absent = set(memory["frozen"]) - dict(self.model.named_parameters()).keys()
-                if absent:
-                    name = shown(min(absent))
-                    raise UserError(f"the model has no parameter '{name}', which was frozen")
-                self.method.load_memory(memory)
-                self._freeze_norms({name: norms[name] for name in state["frozen_norms"]})
-                self._protect()
-                self._monitor.refuse_other_weights(state["references"])
-                self._monitor.load_kept(state.get("kept", {}))
+                with norms_put_back_on_error(self.model):
+                    self._load_task_norms(state["task_norms"], len(history))
+                    absent = set(memory["frozen"]) - dict(self.model.named_parameters()).keys()
+                    if absent:
+                        name = shown(min(absent))
+                        raise UserError(f"the model has no parameter '{name}', which was frozen")
+                    self.method.load_memory(memory)
+                    self._freeze_norms({name: norms[name] for name in state["frozen_norms"]})
+                    self._protect()
+                    self._monitor.refuse_other_weights(state["references"])
+                    self._monitor.load_kept(state.get("kept", {}))
             except BaseException:
+                for name in self._frozen_norms.keys() - frozen:
+                    self._frozen_norms.pop(name).remove()
                 self.method.load_memory(before)
                 self._protect()
+                # Not with the present weights, or a leak from before would never be noticed.
+                vars(self._monitor).update(monitored)
                 raise
             self._history = history
 
-    def _load_task_norms(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Give the norms of each task their statistics, scales and shifts.
+    def _load_task_norms(self, states: Mapping[str, Mapping[str, Tensor]], ended: int) -> None:
+        """Give the norms of each task their statistics, scales and shifts; some tasks have ended.
 
         The weights of a model whose norms were not converted yet cannot have them.
         """
@@ -363,7 +383,9 @@ class Guard:
         if norms.keys() != states.keys():
             raise UserError("the model has other norms with statistics for each task")
         for name, norm in norms.items():
-            while norm.state_dict().keys() < states[name].keys():
+            while norm.task_dependent and norm.state_dict().keys() < states[name].keys():
+                norm.add_task()
+            while norm.statistics == "first" and norm.tasks <= ended:  # from then on it is fixed
                 norm.add_task()
             norm.load_state_dict(states[name])
 
@@ -474,6 +496,32 @@ def convert_norms(model: nn.Module) -> None:
                 setattr(module, name, task_norm(layer))
 
 
+@contextmanager
+def norms_put_back_on_error(model: nn.Module) -> Iterator[None]:
+    """If the block raises, put the norms that were replaced back, and what norms know of tasks."""
+    children = {module: dict(module._modules) for module in model.modules()}
+    known = {
+        norm: (
+            dict(norm._parameters),
+            dict(norm._buffers),
+            {name: value.clone() for name, value in norm.state_dict().items()},
+            (norm.tasks, norm.task),
+        )
+        for norm in model.modules()
+        if isinstance(norm, TaskBatchNorm)
+    }
+    try:
+        yield
+    except BaseException:
+        for module, before in children.items():
+            module._modules.update(before)
+        for norm, (parameters, buffers, values, (tasks, task)) in known.items():
+            norm._parameters, norm._buffers = parameters, buffers
+            norm.load_state_dict(values)
+            norm.tasks, norm.task = tasks, task
+        raise
+
+
 def as_batch(batch: Any) -> Batch:
     """Return the inputs and labels of a batch that a loader yields."""
     if isinstance(batch, Mapping):
@@ -573,7 +621,7 @@ def attach(
 def load(model: nn.Module, path: Path) -> Guard:
     """Put the guard that was saved in a file on a model with the weights it had then."""
     state = read_file(path)
-    with raising_bad_checkpoint(f"'{path}'"):
+    with raising_bad_checkpoint(f"'{path}'"), norms_put_back_on_error(unwrapped(model)):
         if state.get("kind") != KIND:
             raise UserError(f"'{path}' holds no guard")
         version = defaults.check_version(state["defaults"])
