@@ -319,7 +319,9 @@ def memory(found: dict[str, Any]) -> str:
 
 def photos(found: dict[str, Any]) -> str:
     """Return a table of what a learner makes of photos without the task, beside the goals."""
-    twelve, forty, hundred = (found[part]["figures"] for part in ("twelve", "forty", "hundred"))
+    twelve, forty, hundred, speed = (
+        found[part]["figures"] for part in ("twelve", "forty", "hundred", "speed")
+    )
     rows = [["photos of CIFAR-100, task unknown", "", "goal", "reached"]]
 
     def row(
@@ -345,12 +347,29 @@ def photos(found: dict[str, Any]) -> str:
         "photos of the 88 other classes called none of these", twelve["unknown_refused"], "{:.1f} %"
     )
     row("area under the curve, known against the 88", twelve["area_under_curve"], "{:.3f}", 0.85)
+    row(
+        "the same, against near ones: classes of the same superclass", twelve["area_near"], "{:.3f}"
+    )
+    row("the same, against far ones", twelve["area_far"], "{:.3f}")
+    row(
+        "of the 88, taken for known where 95 % of the known are",
+        twelve["unknown_accepted_at_95"],
+        "{:.1f} %",
+    )
     row("80 classes in 40 tasks, 54 photos each: accuracy", forty["accuracy"], "{:.1f} %", 55)
     row("milliseconds to predict one photo after them", forty["milliseconds_per_photo"], "{:.0f}")
+    row("the same after one task", forty["milliseconds_after_one_task"], "{:.0f}")
     row("size of the state", forty["state_megabytes"], "{:.0f} MB", 30, below=True)
+    row("a photo of 12 megapixels, milliseconds", speed["large_milliseconds"], "{:.0f}", 60, True)
+    row("1,000 of them, per second", speed["large_per_second"], "{:.0f}", 40)
+    row("1,000 thumbnails, per second", speed["thumbnail_per_second"], "{:.0f}", 60)
     row("100 classes in 10 tasks, all photos: accuracy", hundred["accuracy"], "{:.1f} %", 66.5)
     row("the same features, nearest class mean", hundred["nearest_mean"], "{:.1f} %")
-    row("the same, deep streaming LDA", hundred["deep_slda"], "{:.1f} %")
+    row("the same, Deep_SLDA", hundred["deep_slda"], "{:.1f} %")
+    row(
+        "the same, Deep_SLDA with the classes in reverse", hundred["deep_slda_reversed"], "{:.1f} %"
+    )
+    row("the same, RanPAC with 4,000 random features", hundred["ranpac"], "{:.1f} %")
     row(
         "largest change of our scores in reverse",
         hundred["order_changes_scores_by"],
