@@ -172,7 +172,7 @@ def twelve(train: Split, test: Split) -> dict[str, Any]:
             "area_under_curve": area_under_curve(*values),
             "area_near": area_under_curve(values[0], near),
             "area_far": area_under_curve(values[0], far),
-            "unknown_accepted_at_95": accepted_at(*values),
+            "unknown_accepted_at_95": accepted_at(values[0], values[1]),
             "mean_confidence": 100 * float(confidence.mean()),
         },
     }
@@ -358,9 +358,9 @@ def random_ridge(x: Tensor, labels: Tensor, new: Tensor) -> Tensor:
     lifted, wanted = (x[held] @ lift).relu_(), functional.one_hot(labels[held], 100).float()
 
     def solved(ridge: float) -> Tensor:
-        return torch.linalg.solve(
-            (products + ridge * torch.eye(RANDOM_FEATURES)).double(), sums.double()
-        ).float()
+        square = (products + ridge * torch.eye(RANDOM_FEATURES)).double()
+        weights: Tensor = torch.linalg.solve(square, sums.double()).float()
+        return weights
 
     errors = {ridge: float((lifted @ solved(ridge) - wanted).square().mean()) for ridge in RIDGES}
     add(held)

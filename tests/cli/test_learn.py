@@ -232,7 +232,10 @@ def test_a_class_of_one_image_and_a_task_of_one_class_are_warned_of(call, place)
     words = ["--task", "pets", "--images", "pets", *QUICK]
     code, out, _ = call("learn", "state", *words)
     assert code == 0
-    assert "class 'cat' has a single image, which its stored prototype can reveal" in out
+    assert "class 'cat' has a single image, which its stored mean can reveal; give more" in out
+    assert "start a learner with --no-prototypes" in out
+    code, out, _ = call("learn", "fixed", *words[:4], "--size", "32")
+    assert (code, "start a learner with --tune last --no-prototypes" in out) == (0, True)
     assert "'pets' holds a single class" in out
     assert "no validation data" in out
     code, out, _ = call("learn", "other", *words, "--no-prototypes")
@@ -328,14 +331,18 @@ def test_a_forgotten_class_is_in_no_state_any_more(call, learnt):
     assert "class 'eel' of task 'fish' is no longer predicted" in out
     assert "prototypes" in out
     assert "no direction is freed: classes learnt later may rely" in out
+    assert "products of layers' inputs, which drift is told from, stays" in out
     code, out, _ = call("predict", "state", "fish/eel", "--top", "9", "--json")
     assert "eel" not in {one["class"] for line in json.loads(out) for one in line["classes"]}
     assert "of fish: eel" in call("info", "state")[1]
     states = sorted((learnt / "state" / "checkpoints").iterdir())
-    assert len(states) == 2
+    assert len(states) == 1
     for state in states:
         tasks = json.loads((state / "state.json").read_text())
         assert '"forgotten":["eel"]' in json.dumps(tasks, separators=(",", ":"))
+    code, _, err = call("undo", "state")
+    assert code == 2
+    one_line(err, "nothing can be undone, and no forgotten class be brought back")
     code, _, err = call(*words)
     assert code == 2
     one_line(err, "unknown class of task 'fish' 'eel'", "cod, ray")
@@ -344,6 +351,8 @@ def test_a_forgotten_class_is_in_no_state_any_more(call, learnt):
     code, _, err = call("predict", "state", "fish/eel")
     assert code == 2
     one_line(err, "all classes that could be predicted are forgotten")
+    code, out, _ = call("diff", "state", "state", "--images", "fish/eel")
+    assert (code, "0 of 10 predictions differ" in out) == (0, True)
 
 
 MODEL = """
@@ -578,6 +587,49 @@ def test_more_states_can_be_kept(call, place):
     assert [task.name for task in Learner.load(place / "state").tasks] == ["birds"]
 
 
+@pytest.mark.parametrize("keep", [2, 7])
+def test_how_many_states_are_kept_can_be_changed_without_learning(call, learnt, keep):
+    call(*FISH, "--keep", "4")
+    code, out, _ = call(*FISH, "--keep", str(keep))
+    assert (code, "learnt before from the same images" in out) == (0, True)
+    assert Learner.load(learnt / "state").kept_states == keep
+    assert call("undo", "state")[0] == 0
+    learner = Learner.load(learnt / "state")
+    assert ([task.name for task in learner.tasks], learner.kept_states) == (["birds"], keep)
+
+
+def test_without_statistics_the_interval_is_printed_too(call, place):
+    code, out, _ = call(*BIRDS, "--no-prototypes")
+    assert code == 0
+    found = re.search(r"accuracy   100.0 % \((\d+\.\d to 100.0), from 2 images\) on val", out)
+    assert found
+    assert re.search(rf"100.0 │ *{found[1]} │ *2 │", call("info", "state")[1])
+
+
+def test_merged_and_forgotten_classes_are_not_counted(call, learnt):
+    photos(learnt / "more", "cod", seed=2)
+    words = ["learn", "state", "--task", "more", "--images", "more", "--same-classes", "merge"]
+    code, out, _ = call(*words)
+    assert (code, "among all 5 classes so far" in out) == (0, True)
+    call("forget", "state", "--task", "fish", "--class", "eel")
+    (learnt / "fish" / "eel").rename(learnt / "eel")
+    photos(learnt / "new", "ray", seed=6)
+    (learnt / "new" / "ray" / "00.png").rename(learnt / "fish" / "ray" / "new.png")
+    code, out, _ = call(*FISH)
+    assert (code, "1 of them new" in out) == (0, True)
+    assert "among all 4 classes so far" in out
+    assert not re.search("(weakest|unmeasured).*eel", out)
+
+
+def test_a_task_of_single_images_is_measured_by_those_of_others(call, learnt):
+    photos(learnt / "pets", "cat", "dog", count=1, seed=7)
+    code, out, _ = call("learn", "state", "--task", "pets", "--images", "pets")
+    assert code == 0
+    assert "accuracy   no validation data" in out
+    assert re.search(r"task-free  \d+\.\d % among all 7 classes so far", out)
+    assert "unmeasured cat, dog: too few images" in out
+
+
 def test_the_task_as_json(call, place):
     code, out, _ = call(*BIRDS, "--json")
     assert code == 0
@@ -592,6 +644,8 @@ def test_accents_may_be_composed_or_not(call, place):
     assert call("learn", "state", "--task", apart, "--images", "shops", *QUICK)[0] == 0
     learner = Learner.load(place / "state")
     assert (learner.tasks[0].name, learner.tasks[0].class_names) == (composed, ["bar", composed])
+    code, out, _ = call("learn", "state", "--task", apart, "--images", "shops")
+    assert (code, "learnt before from the same images" in out) == (0, True)
     for task, name in [(apart, composed), (composed, apart)]:
         shutil.copytree(place / "state", place / f"copy {len(task)}")
         words = ["forget", f"copy {len(task)}", "--task", task, "--class", name]

@@ -56,6 +56,14 @@ def test_several_processes_learn_what_one_does(alone, several, name, size):
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_class_statistics_are_among_what_is_compared(several, size):
+    result = load_file(several[size] / "0.safetensors")
+    names = [key.partition("/")[0] for key in result if key.endswith("statistics scores")]
+    assert names
+    assert all(result[f"{name}/statistics scores"].std() > 1 for name in names)
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_all_processes_have_the_same_to_the_last_bit(several, size):
     first, *others = (load_file(several[size] / f"{rank}.safetensors") for rank in range(size))
     for other in others:

@@ -17,6 +17,7 @@ from classgrad.errors import UserError
 from classgrad.methods import OGD
 from classgrad.methods.base import Fit
 from classgrad.networks import Network
+from classgrad.prediction.statistics import LinearDiscriminant, unit
 from classgrad.runs.run import Run, locking, refuse_other_processes
 from classgrad.runs.spec import make_plan
 from classgrad.tasks import Task, TaskStream
@@ -119,6 +120,12 @@ def learnt(name: str) -> dict[str, Tensor]:
         result[f"basis {site}"] = subspace.basis
     if hasattr(run.method, "matrices"):
         result |= {f"matrix {site}": value for site, value in run.method.matrices.items()}
+    if run.statistics is not None:
+        statistics = run.statistics
+        result["statistics sums"] = statistics.sums
+        result["statistics products"] = statistics.products
+        means = unit(statistics.means())
+        result["statistics scores"] = LinearDiscriminant(statistics).scores(means)
     scores = record.accuracy_matrix[-1] + record.accuracy_matrix_task_free_prototypes[-1]
     result["scores"] = torch.tensor(scores, dtype=torch.float64)
     return {key: value.contiguous() for key, value in result.items()}

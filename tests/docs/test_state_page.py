@@ -64,6 +64,24 @@ def test_every_key_of_a_state_is_on_the_page():
 
 
 @pytest.mark.docs
+@pytest.mark.parametrize("part", ["classifier", "movement"])
+def test_every_key_of_what_is_kept_of_classes_is_on_the_page(images, part):
+    found = [name for row in rows(f"| key of `{part}` | type | meaning |") for name in keys(row[0])]
+    assert sorted(found) == sorted(learnt(GPM(), images).state_dict()[part])
+
+
+def test_of_a_single_image_products_are_that_image_and_the_mean_its_embedding(images):
+    learner = learnt(GPM(), images[:1], kept_features=0)
+    state = learner.state_dict()
+    products = learner.movement.products["1"]
+    x = learner.transform(images[:1]).flatten()
+    assert torch.allclose(products, torch.outer(x, x), rtol=1e-5)
+    assert not state["classifier"]["kept_features"].numel()
+    embedding = functional.normalize(learner.net.embed(learner.transform(images[:1]), 0), dim=1)
+    assert torch.allclose(state["classifier"]["sums"].float(), embedding, atol=1e-6)
+
+
+@pytest.mark.docs
 @pytest.mark.parametrize("name", TAKEN)
 def test_every_key_of_what_a_method_keeps_is_on_the_page_and_no_other(name):
     found = set()
@@ -151,7 +169,7 @@ def test_class_means_are_embeddings_of_single_images_and_can_be_left_out(images)
     assert learnt(GPM(), images, prototypes=False).state_dict()["prototypes"] == []
 
 
-def test_saved_twice_nothing_on_disk_has_the_prototypes_of_a_forgotten_class(images, tmp_path):
+def test_saved_alone_nothing_on_disk_has_the_prototypes_of_a_forgotten_class(images, tmp_path):
     learner = learnt(CGP(contrast=0), images)
     learner.save(tmp_path)
     learner.forget_class("one", "1")
@@ -166,5 +184,5 @@ def test_saved_twice_nothing_on_disk_has_the_prototypes_of_a_forgotten_class(ima
 
     learner.save(tmp_path)
     assert found()
-    learner.save(tmp_path)
+    learner.save(tmp_path, keep=1)
     assert not found()

@@ -94,6 +94,21 @@ def test_a_forgotten_class_is_no_leakage():
         leakage(one, reference)
 
 
+def test_a_reference_outlives_images_and_classes_that_are_added():
+    x, labels = points(1)
+    one = Learner(trunk(), tune="none")
+    one.learn("one", (x[:30], labels[:30]), classes=["a", "b"])
+    reference = one.reference(x[:6], "one")
+    assert leakage(one, reference).largest == 0
+    one.learn("one", (x, labels), classes=["a", "b"])
+    assert 0 < leakage(one, reference).mean < 0.5  # the means of the classes have moved
+    one.learn("one", (points(2)[0][:4], torch.zeros(4, dtype=torch.int64)), classes=["c"])
+    assert leakage(one, reference).images == 6
+    before = {**reference.identity, "samples": [15, 15], "when": "then"}  # of an older version
+    older = Reference(reference.images, reference.logits, "one", before)
+    assert leakage(one, older) == leakage(one, reference)
+
+
 def test_a_reference_comes_back_from_disk_and_fits_the_learner_that_did_too(learner, tmp_path):
     x = points(1)[0][:6].requires_grad_()
     reference = learner.reference(x, "one")

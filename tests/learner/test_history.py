@@ -164,3 +164,77 @@ def test_what_differs_between_two_states(tmp_path):
     assert found.settings == {"training.epochs": (3, 5)}
     same = compare(read(tmp_path / "a"), read(tmp_path / "a"))
     assert not any([same.removed, same.added, same.images, same.settings, same.accuracy])
+
+
+def test_undo_goes_back_from_the_newest_state_that_is_intact(tmp_path):
+    learner = new(kept_states=3)
+    for task in range(3):
+        learn(learner, task, checkpoint_dir=tmp_path)
+    for file in (tmp_path / FOLDER / "000003").iterdir():
+        file.write_bytes(b"damaged")
+    assert len(Learner.load(tmp_path, trunk()).tasks) == 2
+    undo(tmp_path)
+    assert [task.name for task in Learner.load(tmp_path, trunk()).tasks] == ["t0"]
+    assert len(list((tmp_path / FOLDER).iterdir())) == 1
+
+
+@pytest.mark.parametrize("saves", [1, 3])
+def test_a_forgotten_class_cannot_be_brought_back(tmp_path, saves):
+    learner = new(kept_states=3)
+    for task in range(3):
+        learn(learner, task, checkpoint_dir=tmp_path)
+    learner.forget_class("t1", "plus")
+    for _ in range(saves):
+        learner.save(tmp_path, keep=1 if saves == 1 else None)
+    assert len(list((tmp_path / FOLDER).iterdir())) == saves
+    before = timeless(learner)
+    with pytest.raises(UserError, match=r"no earlier state: .* no forgotten class be brought back"):
+        undo(tmp_path)
+    assert timeless(Learner.load(tmp_path, trunk())) == before
+
+
+def test_after_an_undo_that_was_killed_the_next_goes_on_back(tmp_path, monkeypatch):
+    learner = new(kept_states=5)
+    for task in range(3):
+        learn(learner, task, checkpoint_dir=tmp_path)
+
+    class Killed(BaseException):
+        """Ends a process before the undone state is removed."""
+
+    def killed(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "_remove", killed)
+        with pytest.raises(Killed):
+            undo(tmp_path)
+    assert [task.name for task in Learner.load(tmp_path, trunk()).tasks] == ["t0", "t1"]
+    undo(tmp_path)
+    assert [task.name for task in Learner.load(tmp_path, trunk()).tasks] == ["t0"]
+    with pytest.raises(UserError, match="no earlier state"):
+        undo(tmp_path)
+
+
+def test_undo_does_not_undo_how_many_states_are_kept(tmp_path):
+    learner = new()
+    for task in range(2):
+        learn(learner, task, checkpoint_dir=tmp_path)
+    learner.kept_states = 6
+    learn(learner, 2, checkpoint_dir=tmp_path)
+    undo(tmp_path)
+    again = Learner.load(tmp_path, trunk())
+    assert ([task.name for task in again.tasks], again.kept_states) == (["t0", "t1"], 6)
+    again.kept_states = 7
+    again.save(tmp_path)  # the same state but for that
+    undo(tmp_path)
+    again = Learner.load(tmp_path, trunk())
+    assert ([task.name for task in again.tasks], again.kept_states) == (["t0"], 7)
+
+
+def test_reference_images_have_no_say_if_all_classes_are_forgotten():
+    learner = new()
+    learn(learner, 0)
+    for name in ("minus", "plus"):
+        learner.forget_class("t0", name)
+    learn(learner, 1, reference=data(9)[0], may_change=0)
+    assert len(learner.tasks) == 2

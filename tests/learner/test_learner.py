@@ -400,3 +400,19 @@ def test_with_less_precision_steps_still_stay_out_of_the_bases():
     assert not torch.equal(learner.net(x, 0), exact.net(x, 0))
     with pytest.raises(UserError, match="int4"):
         small(precision="int4")
+
+
+def test_validation_data_may_have_their_names_in_another_form(tmp_path):
+    apart, together = "e\u0301t", "\u00e9t"  # the same name, before and after "f" in order
+    photos(tmp_path / "train", "f", apart, seed=1)
+    photos(tmp_path / "valid", apart, "f", seed=2)
+    (tmp_path / "valid" / apart).rename(tmp_path / "valid" / together)
+    assert sorted([apart, "f"]) != sorted(["f", together])
+    learner = Learner(network="mlp", network_options={"width": 8}, size=8, training=QUICK)
+    learner.learn("folders", tmp_path / "train", valid=tmp_path / "valid")
+    assert learner.tasks[0].class_names == ["f", together]
+    x = torch.rand(8, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    one, other = (["f", name] * 4 for name in (apart, together))
+    learner.learn("labels", (x, one), valid=(x, other))
+    learner.learn("names", (x, one), valid=(x, one), classes=[apart, "f"])
+    assert [task.class_names for task in learner.tasks[1:]] == [["f", together], [together, "f"]]

@@ -135,6 +135,29 @@ def test_it_is_saved_and_goes_on_alike(tmp_path):
         again.load_state_dict(state)
 
 
+@pytest.mark.parametrize("part", ["products", "steps"])
+def test_a_state_with_parts_of_another_shape_is_refused_when_loading(part):
+    learner = own(dense, GPM())
+    for number in range(2):
+        learner.learn(f"task {number}", task(number))
+    state = learner.state_dict()
+    parts = state["movement"][part] if part == "products" else state["movement"]["steps"][1]
+    parts["3"] = parts["3"][:1]
+    with pytest.raises(ValueError, match="of layer '3' have another shape"):
+        learner.load_state_dict(state)
+
+
+def test_a_task_without_a_new_image_has_no_bound_once_features_move():
+    learner = own(dense, GPM(energy=0.9))
+    learner.learn("first", task(0), classes=["a", "b"])
+    learner.learn("again", task(0), classes=["a", "b"], same_classes="merge")
+    assert (learner.drift()[1].bound, learner.drift()[1].reason) == (0, "")
+    learner.learn("third", task(1))
+    first, again, _ = learner.drift()
+    assert first.bound > 0
+    assert str(again) == "not known: not one of its images was new"
+
+
 def test_a_learner_whose_first_tasks_were_learnt_without_it_says_so():
     learner = own(dense, GPM())
     learner.learn("first", task(0))
@@ -167,6 +190,11 @@ class Doubled(nn.Module):
             ),
             {},
             "layer '3' has more than 2,048 inputs",
+        ),
+        (
+            lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.ConvTranspose2d(16, 2, 3), nn.Flatten()),
+            {},
+            "layer 1 (ConvTranspose2d) cannot be followed",
         ),
     ],
 )

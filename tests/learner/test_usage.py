@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from classgrad import GPM, Learner, UserError
+from classgrad import GPM, Learner, UserError, leakage
+from classgrad.learner.export import export
 from classgrad.learner.usage import Usage
 from classgrad.networks.network import preserved_rng
 from classgrad.training.config import Training
@@ -56,7 +57,7 @@ def test_threads_that_predict_for_different_tasks_get_the_answers_of_one_thread(
     assert all(answer == expected[task] for task, answer in zip(wanted, given, strict=True))
 
 
-def test_a_frozen_copy_answers_as_before_while_the_learner_learns(learner):
+def test_a_frozen_copy_answers_as_before_while_the_learner_learns(learner, tmp_path):
     alone = Learner(trunk(), GPM(), training=QUICK)
     learning = Learner(trunk(), GPM(), training=QUICK)
     for task in range(2):
@@ -65,6 +66,7 @@ def test_a_frozen_copy_answers_as_before_while_the_learner_learns(learner):
     learn(alone, 2)
     frozen = learning.frozen()
     before = answers(frozen, None)
+    reference = learning.reference(data(9)[0], "t0")
     started, done = threading.Event(), threading.Event()
 
     def observer(progress):
@@ -75,9 +77,17 @@ def test_a_frozen_copy_answers_as_before_while_the_learner_learns(learner):
         learnt = pool.submit(learn, learning, 2, observer=observer)
         assert started.wait(60)
         during = [answers(frozen, None) for _ in range(5)]
-        for use in (lambda: learning.predict(data(9)[0]), lambda: learning.save("nowhere")):
-            with pytest.raises(UserError, match=r"is learning: predict with .*frozen"):
+        assert learning.net.training
+        for use in (
+            lambda: learning.predict(data(9)[0]),
+            lambda: learning.save("nowhere"),
+            lambda: learning.reference(data(9)[0], "t0"),
+            lambda: leakage(learning, reference),
+            lambda: export(learning, tmp_path / "one.pt2", "t0"),
+        ):
+            with pytest.raises(UserError, match=r"is learning: use a copy that .*frozen"):
                 use()
+        assert learning.net.training
         with pytest.raises(UserError, match="learning in another thread"):
             learn(learning, 3)
         done.set()
@@ -121,6 +131,22 @@ def test_learning_waits_for_predictions_that_have_begun():
         second.result()
     assert order == ["read", "changed"]
     with usage.reading():
+        pass
+
+
+def test_learning_that_is_interrupted_while_it_waits_leaves_the_learner_usable(monkeypatch):
+    usage = Usage()
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(usage._condition, "wait_for", interrupted)
+        with pytest.raises(KeyboardInterrupt), usage.changing():
+            pass
+    with usage.reading():
+        pass
+    with usage.changing():
         pass
 
 

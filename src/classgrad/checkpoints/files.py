@@ -157,6 +157,15 @@ def read(folder: Path, counter: int) -> tuple[Manifest, dict[str, Any]]:
     return manifest, migrate(state, manifest.schema)
 
 
+def fingerprint(state: dict[str, Any]) -> str:
+    """Return a hash that only equal states have in common."""
+    tree, tensors = encode(state)
+    digest = hashlib.sha256(json.dumps(tree).encode())
+    for piece in file_pieces(tensors):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
 def _write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> Entry:
     digest, size = hashlib.sha256(), 0
 

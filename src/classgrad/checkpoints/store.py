@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ class Store:
     """The checkpoints in a folder, which one process uses at a time.
 
     A process that resumes a run loads first. The checkpoint it resumes from is then kept until it
-    has saved twice, even if there is a newer one that is damaged.
+    has saved as many as are kept, even if there is a newer one that is damaged.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -48,10 +49,10 @@ class Store:
         self._last: int | None = None  # the last that this process has loaded or saved
         self._newest: int | None = None  # the newest on disk at that time; it may be damaged
 
-    def save(self, state: dict[str, Any], keep: int = KEPT) -> None:
+    def save(self, state: dict[str, Any], keep: int = KEPT, *, replace: bool = False) -> None:
         """Save a state durably; if that fails, the checkpoint before stays intact.
 
-        So many checkpoints are kept, this one included.
+        So many checkpoints are kept, this one included. With `replace`, the one before is not.
         """
         last, part = None, None
         try:
@@ -72,7 +73,8 @@ class Store:
                 shutil.rmtree(part, ignore_errors=True)
         self._last = self._newest = counter
         intact = sorted(counter for counter in before if last is not None and counter <= last)
-        self._remove(set(before) - set(intact[-(keep - 1) :]))
+        intact = intact[:-1] if replace else intact
+        self._remove(set(before) - set(intact[max(len(intact) - keep + 1, 0) :]))
 
     def load(self) -> Loaded | None:
         """Return the newest state that is intact, or None if there is no checkpoint."""
@@ -97,23 +99,36 @@ class Store:
             )
         return None
 
-    def undo(self) -> Loaded | None:
-        """Return to the state before the newest, and return it; None if there is none.
+    def undo(self, carried: Collection[str] = ()) -> Loaded | None:
+        """Return to the state before the newest that is intact, and return it; None if none is.
 
         It becomes the newest under a new number, so that no process mistakes it for what was
-        undone.
+        undone. Keys that are `carried` keep their newest values, and do not make a state another.
         """
-        for counter in self._counters_to_read()[1:]:
+
+        def content(state: dict[str, Any]) -> str:
+            return files.fingerprint({n: v for n, v in state.items() if n not in carried})
+
+        newest = self.load()
+        if newest is None:
+            return None
+        current, before = content(newest.state), None
+        for counter in [one for one in self._counters_to_read() if one < newest.counter]:
             try:
                 manifest, state = files.read(self._path(counter), counter)
             except (BadCheckpoint, OSError):
                 continue
-            undone = {other for other in self._counters() if other >= counter}
-            self._last = None
-            self.save(state, keep=len(self._counters()) + 1)
-            self._remove(undone)
-            return Loaded(state, counter, manifest.code, ())
-        return None
+            if content(state) == current:
+                before = None  # a copy; what lies between was undone, by a process that was killed
+            elif before is None:
+                before = Loaded(state, counter, manifest.code, ())
+        if before is None:
+            return None
+        before.state.update({n: newest.state[n] for n in carried if n in newest.state})
+        counters = self._counters()
+        self.save(before.state, keep=len(counters) + 1)
+        self._remove({counter for counter in counters if counter >= before.counter})
+        return before
 
     def is_stale(self) -> bool:
         """Tell whether another process has saved here since this one loaded or saved."""

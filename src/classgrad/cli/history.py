@@ -18,9 +18,10 @@ SHOWN = 20  # images with another prediction
 
 @app.command(epilog="Examples: classgrad undo state")
 def undo(state: State) -> None:
-    """Return a learner to its state before the last learn or forget.
+    """Return a learner to its state before the last learn.
 
-    Two states are kept, so this works once; 'learn --keep 10' keeps more.
+    Two states are kept, so this works once; 'learn --keep 10' keeps more. A forgotten class cannot
+    be brought back.
     """
     from rich.console import Console
 
@@ -87,7 +88,8 @@ def predictions(
     for state in states:
         learner = load_learner(state, model)
         pictures, files, _ = read_pictures(images, learner.size, skip_bad)
-        answers.append([f"{one.task}/{one.name}" for one in learner.predict(pictures)])
+        predicted = learner.predict(pictures)  # nothing, if all classes are forgotten
+        answers.append([f"{one.task}/{one.name}" if one.ranking else "-" for one in predicted])
     return [
         {"file": str(file), "first": old, "second": new}
         for file, old, new in zip(files, *answers, strict=True)

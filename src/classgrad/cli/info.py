@@ -99,15 +99,18 @@ def task_table(tasks: "Sequence[LearntTask]") -> "Table":
     """Return a table with a row for each task."""
     from rich.table import Table
 
-    table = Table("task", "classes", "images", "accuracy %", "learnt", title_justify="left")
-    for column in table.columns[1:4]:
+    table = Table("task", "classes", "images", "accuracy %", "95 % interval", "from", "learnt")
+    for column in table.columns[1:6]:
         column.justify = "right"
     for task in tasks:
+        interval = task.interval
         table.add_row(
             task.name,
             str(len(task.class_names) - len(task.forgotten)),
             f"{sum(task.samples):,}",
             "-" if task.accuracy is None else f"{task.accuracy:.1f}",
+            "-" if interval is None else f"{interval['low']:.1f} to {interval['high']:.1f}",
+            "-" if interval is None else f"{interval['samples']:,}",
             task.when[:10],
         )
     return table
@@ -160,32 +163,45 @@ def print_task(
 
 def accuracy_lines(learner: "Learner", learnt: "LearntTask") -> list[tuple[str, str]]:
     """Return how often classes are told apart: those of the task, and all classes so far."""
-    if learnt.accuracy is None:
-        return [("accuracy", "no validation data: classes have too few images")]
-    weakest = weakest_lines(learnt)
-    if learnt.task_free is None:
-        return [("accuracy", f"{learnt.accuracy:.1f} % on validation data, balanced"), *weakest]
-    figures = learnt.task_free
-    alone = f"{learnt.accuracy:.1f} % among the classes of this task"
-    if len(learnt.class_names) == 1:
-        alone = "nothing to tell apart: the task has one class"
-    classes = sum(len(task.known_numbers()) for task in learner.tasks)
+    figures, alone, weakest = learnt.task_free, learnt.accuracy, weakest_lines(learnt)
+    known = len(learnt.class_names) - len(learnt.forgotten)
+    if alone is None:
+        text = "no validation data: classes have too few images"
+    elif figures is None:
+        text = f"{alone:.1f} %{interval_text(learnt)} on validation data, balanced"
+    else:
+        text = f"{alone:.1f} % among the classes of this task"
+    if alone is not None and known == 1:
+        text = "nothing to tell apart: the task has one class"
+    if figures is None:
+        return [("accuracy", text), *(weakest if alone is not None else [])]
+    classes = len({number for task in learner.tasks for number in task.known_numbers()})
     among_all = (
         f"{figures['accuracy']:.1f} % among all {classes} classes so far "
         f"({figures['low']:.1f} to {figures['high']:.1f}), balanced, from {figures['samples']} "
         f"images left out one at a time; probabilities are off by "
         f"{figures['calibration_error']:.0f} points on average"
     )
-    return [("accuracy", alone), ("task-free", among_all), *weakest]
+    return [("accuracy", text), ("task-free", among_all), *weakest]
+
+
+def interval_text(learnt: "LearntTask") -> str:
+    """Return the interval of a task's accuracy in words, if it is known."""
+    if learnt.interval is None:
+        return ""
+    low, high, samples = (learnt.interval[name] for name in ("low", "high", "samples"))
+    return f" ({low:.1f} to {high:.1f}, from {samples} images)"
 
 
 def weakest_lines(learnt: "LearntTask", most: int = 3) -> list[tuple[str, str]]:
     """Return which classes of a task are recognised least often, and which were not measured."""
     lines = []
-    recalls = sorted(learnt.recalls.items(), key=lambda item: item[1])[:most]
-    if len(learnt.recalls) > 1 and recalls[0][1] < 100:
-        lines.append(("weakest", ", ".join(f"{name} {share:.0f} %" for name, share in recalls)))
-    unmeasured = [name for name in learnt.class_names if name not in learnt.recalls]
+    known = [name for name in learnt.class_names if name not in learnt.forgotten]
+    recalls = {name: learnt.recalls[name] for name in known if name in learnt.recalls}
+    weakest = sorted(recalls.items(), key=lambda item: item[1])[:most]
+    if len(recalls) > 1 and weakest[0][1] < 100:
+        lines.append(("weakest", ", ".join(f"{name} {share:.0f} %" for name, share in weakest)))
+    unmeasured = [name for name in known if name not in recalls]
     if unmeasured:
         lines.append(("unmeasured", f"{', '.join(unmeasured)}: too few images"))
     return lines
@@ -204,19 +220,18 @@ def print_confusions(console: "Console", learner: "Learner", most: int = 10) -> 
 
 
 EXPORT_EXAMPLES = (
-    "Examples: classgrad export state -o all.pt2 | "
+    "Examples: classgrad export state -o all.pt2 | classgrad export state -o all.onnx | "
     "classgrad export state --task birds -o birds.pt2 --model mine:trunk --force"
 )
 
 
 def export(
     state: Annotated[Path, typer.Argument(help="Folder of the learner.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: NAME.pt2.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The file to write: NAME.pt2 or NAME.onnx.")
+    ],
     task: Annotated[
-        str | None,
-        typer.Option(
-            help="The task; by default all classes, if they are told apart by statistics."
-        ),
+        str | None, typer.Option(help="The task whose classes it predicts, by default all.")
     ] = None,
     model: Annotated[
         str | None,
@@ -224,11 +239,16 @@ def export(
             metavar="MODULE:NAME", help="Function or class that makes the trunk, if it is your own."
         ),
     ] = None,
+    floats: Annotated[
+        bool, typer.Option("--floats", help="Take floats from 0 to 1 instead of uint8.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a learner to a file that torch.export.load reads, without classgrad.
+    """Write a learner to one file that predicts as it does, without classgrad.
 
-    The exported program takes images in [0, 1] and returns the probabilities of classes.
+    PyTorch runs NAME.pt2 and onnxruntime NAME.onnx, which the extra onnx is needed for. It takes
+    pictures of uint8, and returns the probabilities of classes and, by class statistics, the
+    p-value that tells what is none of these.
     """
     from rich.console import Console
 
@@ -238,5 +258,5 @@ def export(
     refuse_place(out, force)
     learner = load_learner(state, model)
     print_warnings(Console(stderr=True), learner)
-    write(learner, out, task, force=force)
+    write(learner, out, task, floats=floats, force=force)
     print(out)

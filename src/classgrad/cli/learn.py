@@ -156,9 +156,11 @@ def learn(
     from classgrad.checkpoints import CheckpointManager
     from classgrad.cli.info import print_task
     from classgrad.learner.learner import LEARNING, SingleImage
+    from classgrad.learner.learnt import composed
 
     if not task.strip():
         raise UserError("--task is empty: give the task a name")
+    task = composed(task)
     values = parse_settings(settings or [], weights)
     console = Console(markup=False, highlight=False, stderr=as_json)
     checkpoints = CheckpointManager(state / LEARNING, minutes=save_minutes, steps=save_steps)
@@ -167,7 +169,7 @@ def learn(
             network, model, method, size, seed, precision, device, no_prototypes, tune, values
         )
         learner = load_or_create(state, options)
-        learner.kept_states = keep or learner.kept_states
+        kept_before, learner.kept_states = learner.kept_states, keep or learner.kept_states
         print_warnings(console, learner)
         pictures = read_images(console, images, learner, skip_bad)
         known = {one.name: sum(one.samples) for one in learner.tasks}
@@ -186,8 +188,11 @@ def learn(
                 reference=reference,
                 may_change=may_change,
             )
+    learnt = learner.tasks[learner.task_number(task)]
+    if known.get(task) == sum(learnt.samples) and learner.kept_states != kept_before:
+        learner.save(state, replace=True)  # nothing was learnt, so nothing was saved
     if as_json:
-        print(json.dumps(asdict(learner.tasks[learner.task_number(task)]), indent=1))
+        print(json.dumps(asdict(learnt), indent=1))
         return
     print_task(console, learner, task, state, known.get(task), verbose)
 
@@ -209,9 +214,12 @@ def read_images(console: "Console", images: Path, learner: "Learner", skip_bad: 
     counts = pictures.labels.bincount(minlength=len(pictures.class_names)).tolist()
     for name, count in zip(pictures.class_names, counts, strict=True):
         if count == 1 and learner.keeps_prototypes:
+            # Without layers that learn, the means are all there is.
+            layers = "last" if learner.network else "all"
+            tune = f"--tune {layers} " if learner.tune == "none" else ""
             console.print(
-                f"class '{name}' has a single image, which its stored prototype can reveal; start "
-                "a learner with --no-prototypes to store none",
+                f"class '{name}' has a single image, which its stored mean can reveal; give more, "
+                f"or start a learner with {tune}--no-prototypes to store none",
                 soft_wrap=True,
             )
     if len(counts) == 1:
@@ -282,7 +290,10 @@ def forget(
     ] = None,
     model: Model = None,
 ) -> None:
-    """Stop predicting a class, and remove what is stored of it."""
+    """Stop predicting a class, and remove what is stored of it.
+
+    Earlier states are removed, too, so this cannot be undone.
+    """
     from rich.console import Console
 
     console = Console(markup=False, highlight=False)
@@ -290,8 +301,7 @@ def forget(
     print_warnings(console, learner)
     remove_leftovers(learner, state)
     learner.forget_class(task, name, images)
-    for _ in range(learner.kept_states):  # no state that is kept may contain the class
-        learner.save(state)
+    learner.save(state, keep=1)  # earlier states contain the class
     console.print(
         f"class '{name}' of task '{task}' is no longer predicted; removed: "
         f"{' and '.join(removed_parts(learner, images is not None))}",
@@ -301,6 +311,12 @@ def forget(
         console.print(
             "its share of the covariance that all classes have in common stays: give its images "
             "with --images to remove that, too",
+            soft_wrap=True,
+        )
+    if learner.movement is not None and learner.movement.products:
+        console.print(
+            "its share of the products of layers' inputs, which drift is told from, stays: they "
+            "are of the images of all classes together",
             soft_wrap=True,
         )
     if learner.session is not None:

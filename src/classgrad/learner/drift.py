@@ -24,11 +24,12 @@ from classgrad.errors import UserError, shown
 from classgrad.files import write_atomic
 from classgrad.learner.inputs import Images
 from classgrad.learner.learnt import LearntTask, composed
+from classgrad.learner.usage import Usage
 from classgrad.networks.network import Network
 from classgrad.prediction.accuracy import BATCH
 
 NAME = "classgrad-reference"  # of the metadata in a file
-IDENTITY = ("class_names", "samples", "sharpness", "when", "data")
+IDENTITY = ("class_names", "sharpness", "data")  # images that are added later change none of it
 
 
 class LearnerLike(Protocol):
@@ -36,6 +37,7 @@ class LearnerLike(Protocol):
 
     size: int
     input_shape: tuple[int, ...]
+    usage: Usage
 
     @property
     def tasks(self) -> Sequence[LearntTask]:
@@ -142,17 +144,27 @@ def take_reference(learner: LearnerLike, images: Images, task: str) -> Reference
 
 def leakage(learner: LearnerLike, reference: Reference) -> Leakage:
     """Return how far a learner's outputs have moved since a reference was taken."""
+    with learner.usage.reading():
+        return measured_leakage(learner, reference)
+
+
+def measured_leakage(learner: LearnerLike, reference: Reference) -> Leakage:
+    """Return how far outputs have moved, of a learner that nobody changes meanwhile."""
     number = learner.task_number(reference.task)
     names = [composed(name) for name in reference.identity["class_names"]]
-    if identity(learner, number) != {**reference.identity, "class_names": names}:
+    known = identity(learner, number)
+    known["class_names"] = known["class_names"][: len(names)]  # classes can be added to a task
+    if known != {name: reference.identity.get(name) for name in IDENTITY} | {"class_names": names}:
         raise UserError(
             f"this reference is of another learner: task '{reference.task}' of this learner was "
             "learnt at another time or from other data; take a new reference"
         )
     learnt = learner.tasks[number]
-    kept = [i for i, name in enumerate(learnt.class_names) if name not in learnt.forgotten]
+    kept = [i for i, name in enumerate(names) if name not in learnt.forgotten]
     if not kept:
-        raise UserError(f"all classes of task '{learnt.name}' are forgotten: choose another task")
+        raise UserError(
+            f"all classes of task '{learnt.name}' in this reference are forgotten: choose another"
+        )
     then = reference.logits[:, kept].double()
     now = task_logits(learner, reference.images, number)[:, kept].double()
     moved = (now - then).norm(dim=1)
@@ -176,6 +188,6 @@ def task_logits(learner: LearnerLike, images: Tensor, number: int) -> Tensor:
 
 
 def identity(learner: LearnerLike, number: int) -> dict[str, Any]:
-    """Return what identifies a task of this learner, and never changes."""
+    """Return what identifies a task of this learner; classes may be added to it at the end."""
     learnt = asdict(learner.tasks[number])
     return {name: learnt[name] for name in IDENTITY}

@@ -12,7 +12,10 @@ from classgrad.learner.learner import LEARNING, read_state, unfinished_state
 
 
 def undo(folder: Path) -> None:
-    """Return the learner in a folder to the state before the last command that changed it."""
+    """Return the learner in a folder to the state before the last task or images that it learnt.
+
+    A class that was forgotten does not come back: no state with it is kept.
+    """
     store = Store(folder / FOLDER)
     learnt = len(read_state(folder, store).state["tasks"])  # refuses what is no learner
     with Lock(folder):
@@ -21,8 +24,11 @@ def undo(folder: Path) -> None:
             raise UserError(
                 f"task '{unfinished['task']}' was cut short: finish it before you undo anything"
             )
-        if store.undo() is None:
-            raise UserError(f"'{folder}' holds no earlier state: nothing can be undone")
+        if store.undo(carried=["kept_states"]) is None:  # a setting of the folder
+            raise UserError(
+                f"'{folder}' holds no earlier state: nothing can be undone, and no forgotten class "
+                "be brought back"
+            )
 
 
 @dataclass(frozen=True)

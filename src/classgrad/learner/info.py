@@ -52,7 +52,7 @@ def read(folder: Path) -> Info:
             tasks=tasks,
             unfinished=str(unfinished["task"]) if unfinished else None,
             room=list(forecast_of(state["dimensions"], tasks, method).layers),
-            drift=drifts_in(tasks, state.get("tune", earlier["tune"]), state.get("movement")),
+            drift=drifts_in(tasks, state.get("tune") or earlier["tune"], state.get("movement")),
             settings={
                 **{name: state[name] for name in (*names, "keeps_prototypes")},
                 **{name: state.get(name, earlier[name]) for name in NEWER},

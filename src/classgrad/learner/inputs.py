@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 
 from classgrad.data.pictures import Source, read_class_folders
 from classgrad.errors import UserError
+from classgrad.learner.learnt import composed
 from classgrad.tasks import Split
 
 # What a user may give to learn from, and to predict.
@@ -24,19 +25,26 @@ def as_split(
 
     A path is that of a folder with one folder of pictures per class. Labels are whole numbers, with
     `classes` for names, or names themselves. A dataset is anything that has (image, label) pairs.
+    Names are composed.
     """
+    classes = None if classes is None else [composed(name) for name in classes]
     if isinstance(data, str | Path):
         pictures = read_class_folders(Path(data), size, skip_bad)
-        refuse_other_names(classes, pictures.class_names)
-        return Split(pictures.images, pictures.labels), tuple(pictures.class_names)
+        names = [composed(name) for name in pictures.class_names]
+        # Sorted again: names in another form may have been in another order.
+        order = sorted(range(len(names)), key=lambda number: names[number])
+        numbers = torch.tensor(order).argsort()[pictures.labels]
+        names = [names[number] for number in order]
+        refuse_other_names(classes, names)
+        return Split(pictures.images, numbers), tuple(names)
     if isinstance(data, Split):
         return data, class_names_of(data.labels, classes)
     if isinstance(data, tuple) and len(data) == 2:
         images, labels = data
     else:
         images, labels = stack_pairs(data)
-    numbers, names = encode_labels(labels, classes)
-    return Split(torch.as_tensor(images), numbers), names
+    numbers, labelled = encode_labels(labels, classes)
+    return Split(torch.as_tensor(images), numbers), labelled
 
 
 def refuse_other_names(classes: Sequence[str] | None, folders: Sequence[str]) -> None:
@@ -73,7 +81,8 @@ def encode_labels(labels: Any, classes: Sequence[str] | None) -> tuple[Tensor, t
     """Return labels as numbers from 0, and the names of the classes."""
     sequence = labels if isinstance(labels, list | tuple) else None
     if sequence is not None and any(isinstance(label, str) for label in sequence):
-        names = tuple(sorted(set(map(str, sequence)))) if classes is None else tuple(classes)
+        sequence = [composed(str(label)) for label in sequence]
+        names = tuple(sorted(set(sequence))) if classes is None else tuple(classes)
         number_of = {name: number for number, name in enumerate(names)}
         for label in sequence:
             if label not in number_of:

@@ -39,7 +39,7 @@ from classgrad.networks.adapted import adapted, with_fixed_norms
 from classgrad.networks.network import Network
 from classgrad.networks.weights import with_digest
 from classgrad.prediction.accuracy import BATCH, ClassPrototypes, inputs
-from classgrad.prediction.balanced import balanced_accuracy
+from classgrad.prediction.balanced import Balanced, balanced_accuracy
 from classgrad.prediction.calibration import (
     SCORES,
     Guess,
@@ -48,7 +48,7 @@ from classgrad.prediction.calibration import (
     predictions,
     rank_guesses,
 )
-from classgrad.prediction.classifier import KEPT, StatisticsClassifier, sample_digests
+from classgrad.prediction.classifier import KEPT, Figures, StatisticsClassifier, sample_digests
 from classgrad.seeds import generator
 from classgrad.tasks import Split, Task, Transform, digest, unchanged
 from classgrad.training.config import Training
@@ -290,7 +290,7 @@ class Learner:
         if same_classes != "separate":
             self._refuse_doubles(task, same_classes)
         if self.keeps_prototypes and not known:
-            warn_about_single_images(task)
+            warn_about_single_images(task, self.tune)
         if folder is not None:
             checkpoints = checkpoints or CheckpointManager(folder / LEARNING)
         before = self.state_dict()
@@ -364,8 +364,8 @@ class Learner:
             )
 
     def _answers(self, images: Images) -> list[tuple[str, str]]:
-        """Return the predicted class and its task for each image."""
-        return [(one.name, one.task) for one in self._predict(images)]
+        """Return the predicted class and its task for each image; none if all are forgotten."""
+        return [(one.name, one.task) for one in self._predict(images) if one.ranking]
 
     def _task(
         self,
@@ -379,7 +379,6 @@ class Learner:
         name, known = composed(name), [task.name for task in self.tasks]
         number = known.index(name) if name in known else len(known)
         split, names = as_split(train, classes, self.size, skip_bad)
-        names = tuple(composed(name) for name in names)
         if len(set(names)) < len(names):
             raise UserError(f"task '{name}' has two classes of the same name: rename one")
         shape = tuple(split.images.shape[1:])
@@ -494,7 +493,7 @@ class Learner:
         places = [learnt.class_names.index(name) for name in task.class_names]
         numbers = [learnt.numbers[place] for place in places]
         samples, recorded = self._count_samples(task, numbers, observer)
-        if self.movement is not None:
+        if self.movement is not None and recorded.images:
             self.movement.add_images(task.id, recorded)
         for place, count in zip(places, samples, strict=True):
             learnt.samples[place] += count
@@ -679,7 +678,7 @@ class Learner:
         self, task: Task, samples: list[int], numbers: list[int], seconds: float
     ) -> LearntTask:
         """Return what is known about a task that was just learnt."""
-        sharpness, accuracy = {}, None
+        sharpness, accuracy, interval = {}, None, None
         recalls: dict[str, float] = {}
         for way in [way for way in self.ways if way != STATISTICS]:
             scores = self._valid_scores(way, task)
@@ -687,7 +686,7 @@ class Learner:
             if way == "confidence" and len(task.valid):
                 correct = scores.argmax(1) == task.valid.labels
                 figures = balanced_accuracy(task.valid.labels.cpu(), correct.cpu())
-                accuracy = figures.accuracy
+                accuracy, interval = figures.accuracy, interval_of(figures)
                 recalls = {task.class_names[n]: share for n, share in figures.recalls.items()}
         learnt = LearntTask(
             name=task.name,
@@ -700,6 +699,7 @@ class Learner:
             seconds=round(seconds, 1),
             data=digest([task.train, task.valid]),
             numbers=numbers,
+            interval=interval,
             recalls=recalls,
         )
         if self.classifier is not None:
@@ -713,6 +713,7 @@ class Learner:
         alone = self.classifier.figures(learnt.known_numbers())
         among_all = self.classifier.figures(sorted(known))
         learnt.accuracy = alone.accuracy if alone else None
+        learnt.interval = interval_of(alone) if alone else None
         if among_all is None:
             learnt.task_free, learnt.recalls = None, {}
             return
@@ -838,6 +839,7 @@ class Learner:
         dtype = next(self.net.parameters()).dtype
         return self.transform(split.unit_images(slice(None), dtype))
 
+    @reads
     def reference(self, images: Images, task: str) -> Reference:
         """Record the current outputs for images of a task, for `leakage` later.
 
@@ -879,7 +881,7 @@ class Learner:
         The class's row of the head, its prototypes and its statistics are removed. Its share of the
         covariance that all classes have in common stays, unless all its `images` are given again.
         Its directions stay protected: later classes may share them, and the data to find out are
-        gone.
+        gone. On disk, earlier states still have the class: `save` with keep=1 removes them.
         """
         number, name = self.task_number(task), composed(name)
         learnt = self.tasks[number]
@@ -923,12 +925,17 @@ class Learner:
     # Saving and loading, as docs/state.md describes.
 
     @reads
-    def save(self, folder: Path | str) -> None:
-        """Save everything in a folder; replace what this learner saved there before."""
+    def save(self, folder: Path | str, *, keep: int | None = None, replace: bool = False) -> None:
+        """Save everything in a folder, where so many states are kept, by default `kept_states`.
+
+        With keep=1 no earlier state stays, such as one with a class that was forgotten since. With
+        `replace`, this one takes the place of the newest, which cannot be returned to.
+        """
         with Lock(folder):
             self._refuse_stale(Path(folder))
             self.net  # noqa: B018  # raises if nothing was learnt
-            self._store(Path(folder)).save(self.state_dict(), self.kept_states)
+            store, state = self._store(Path(folder)), self.state_dict()
+            store.save(state, keep or self.kept_states, replace=replace)
 
     @classmethod
     def load(
@@ -1196,14 +1203,22 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def warn_about_single_images(task: Task) -> None:
+def interval_of(figures: Balanced | Figures) -> dict[str, float | int]:
+    """Return the interval of a balanced accuracy, as saved states have it."""
+    return {"samples": figures.samples, "low": figures.low, "high": figures.high}
+
+
+def warn_about_single_images(task: Task, tune: str) -> None:
     """Warn about classes with one training image, which is then what their prototypes show."""
     counts = torch.bincount(task.train.labels.cpu(), minlength=task.classes).tolist()
     single = [name for name, count in zip(task.class_names, counts, strict=True) if count == 1]
     if single:
         warnings.warn(
-            f"class '{single[0]}' of task '{task.name}' has one training image, and prototypes of "
-            "one image can reveal it: give more, or leave prototypes out (prototypes=False)",
+            f"class '{single[0]}' of task '{task.name}' has one training image, and a stored mean "
+            "of one image can reveal it: give more, or "
+            # Without layers that learn, the means are all there is.
+            + ("let layers learn and " if tune == "none" else "")
+            + "leave prototypes out (prototypes=False)",
             SingleImage,
             stacklevel=4,
         )

@@ -34,6 +34,8 @@ class LearntTask:
     data: str = ""  # digest of its training and validation data
     forgotten: list[str] = field(default_factory=list)  # classes no longer predicted
     numbers: list[Count] = field(default_factory=list)  # of its classes, in the statistics if any
+    # Of `accuracy`: the number of samples, and the ends `low` and `high` of its 95 % interval.
+    interval: dict[str, float | int] | None = None
     # How samples of all classes so far were told apart when it was learnt, without the task: number
     # of samples, balanced accuracy and its interval in per cent, calibration error in points. None
     # without statistics.
@@ -50,6 +52,8 @@ class LearntTask:
         names = set(self.class_names)
         if not names or len(names) != len(self.class_names) or not names.issuperset(self.forgotten):
             raise ValueError("the names of classes are inconsistent")
+        if self.interval is not None and self.interval.keys() != {"samples", "low", "high"}:
+            raise ValueError(f"the interval of the accuracy of task '{self.name}' is incomplete")
         if len(self.samples) != len(names) or len(self.numbers) not in (0, len(names)):
             raise ValueError(f"the description of task '{self.name}' is incomplete")
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from classgrad.core.layers import Site, Source, sites, tap
 from classgrad.learner.learnt import LearntTask
 from classgrad.networks.efficientnet_lite import ConvNorm
+from classgrad.networks.layers import FixedNorm
 from classgrad.networks.lipschitz import CannotFollow, Movements, exact
 
 WIDEST = 2048  # inputs of a layer whose products are kept: 8 MB
@@ -100,7 +101,8 @@ class Movement:
         self.energies: list[float] = []  # of each task: Σ ‖features‖²
         self.steps: list[dict[str, Tensor]] = []  # of each task: what it moved, by site
         self.estimates: list[float] = []  # of each task: how far it moved features of earlier ones
-        self.bounds: list[float] = []  # of each task, by now
+        # Of each task, by now; None if features moved, but not one image of it was new.
+        self.bounds: list[float | None] = []
 
     def tensors(self) -> dict[str, Tensor]:
         """Return a copy of all tensors of the trunk."""
@@ -172,26 +174,28 @@ class Movement:
         rounding = self.sums * ROUNDING * float(products.double().trace()) * rows.square().sum(1)
         return (squares + rounding).sqrt()
 
-    def _bound_all(self) -> list[float]:
+    def _bound_all(self) -> list[float | None]:
         """Return the bound of each task."""
         like = next(self.trunk.parameters())
         example = torch.zeros(1, *self.input_shape, dtype=like.dtype, device=like.device)
         movements = Movements(self.trunk, example)
-        norms = {
+        norms: dict[nn.Module, FixedNorm] = {
             part.conv: part.norm for part in self.trunk.modules() if isinstance(part, ConvNorm)
         }
-        bounds = []
+        bounds: list[float | None] = []
         for task, energy in enumerate(self.energies):
             own: dict[nn.Module, Tensor] = {}
             for name, site in self.sites.items():
                 for rows in [step[name] for step in self.steps[task + 1 :] if name in step]:
                     whole = own.setdefault(site.layer, torch.zeros(len(site.weight)).double())
-                    whole[site.start : site.stop] += rows
+                    # Rows of a transposed convolution are none of its weight; it is not followed.
+                    whole[site.start : site.stop] += rows.norm() if site.kind.transposed else rows
             for layer in own.keys() & norms.keys():
                 own[layer] *= exact(norms[layer].scale_and_shift()[0]).abs()
             moving = {layer: rows for layer, rows in own.items() if rows.any()}
             moved = movements.of_outputs(moving)
-            bounds.append(moved / math.sqrt(energy) if moved else 0.0)
+            relative = moved / math.sqrt(energy) if energy else None
+            bounds.append(relative if moved else 0.0)
         return bounds
 
     # Saving and loading.
@@ -220,9 +224,20 @@ class Movement:
         self.bounds = list(state["bounds"])
         if counts != {tasks} or len(self.bounds) != (0 if self.reason else tasks):
             raise ValueError("movements of features are of other tasks")
+        numbers = [*self.energies, *self.estimates, *(b for b in self.bounds if b is not None)]
+        if not all(float(number) >= 0 for number in numbers):
+            raise ValueError("movements of features are no lengths")
         expected = set() if self.reason else self.sites.keys()
         if state["products"].keys() != expected:
             raise ValueError("movements of features are of other layers")
+        for name, half in state["products"].items():
+            d = self.sites[name].dimension
+            if tuple(half.shape) != (d * (d + 1) // 2,):
+                raise ValueError(f"products of inputs of layer '{name}' have another shape")
+        for name, rows in [item for step in self.steps for item in step.items()]:
+            site = self.sites[name]
+            if tuple(rows.shape) != (len(site.matrix(site.weight)),):
+                raise ValueError(f"movements of outputs of layer '{name}' have another shape")
         self.products = {
             name: from_upper_half(half, self.sites[name].dimension)
             for name, half in state["products"].items()
@@ -268,6 +283,8 @@ def drifts_in(
         return [Drift(name, None, None, movement["reason"]) for name in names]
     later = [sum(movement["estimates"][number + 1 :]) for number in range(len(names))]
     return [
-        Drift(name, bound, min(estimate, bound))
+        Drift(name, None, None, "not one of its images was new")
+        if bound is None
+        else Drift(name, bound, min(estimate, bound))
         for name, bound, estimate in zip(names, movement["bounds"], later, strict=True)
     ]

@@ -24,8 +24,7 @@ class Usage:
         with self._condition:
             if self._changing:
                 raise UserError(
-                    "this learner is learning: predict with a copy that learner.frozen() returned "
-                    "before"
+                    "this learner is learning: use a copy that learner.frozen() returned before"
                 )
             self._readers += 1
         try:
@@ -46,8 +45,9 @@ class Usage:
             if self._changing:
                 raise UserError("this learner is learning in another thread: wait for that")
             self._changing = True
-            self._condition.wait_for(lambda: not self._readers)
         try:
+            with self._condition:
+                self._condition.wait_for(lambda: not self._readers)
             yield
         finally:
             with self._condition:
