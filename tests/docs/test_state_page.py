@@ -132,7 +132,7 @@ def test_without_classgrad_the_state_is_read_by_the_lines_on_the_page(tmp_path, 
     monkeypatch.chdir(tmp_path)
     space = {}
     exec(code, space)
-    assert same(space["state"], learner.state_dict())
+    assert same(space["state"], learner._saved_state())
 
 
 @pytest.mark.docs

@@ -78,6 +78,8 @@ def show_info(console: "Console", learner_info: "Info") -> None:
         name = [values.pop("name")] if title == "method" else []
         pairs = [f"{key}={value}" for key, value in values.items()]
         line(title.partition("_")[2] or title, " ".join([*name, *pairs]) or "-")
+    for task, text in other_settings(learner_info):
+        line("but", f"{task} was learnt with {text}")
     edge, network = settings["size"], settings["network"] or "your own"
     precision = f", {settings['precision']}" if settings["precision"] else ""
     line(
@@ -85,6 +87,22 @@ def show_info(console: "Console", learner_info: "Info") -> None:
         f"{network}, images {edge} x {edge}, tune {settings['tune']}, seed {settings['seed']}"
         f"{precision}",
     )
+
+
+def other_settings(learner_info: "Info") -> list[tuple[str, str]]:
+    """Return the tasks that were learnt with other settings than the last ones, and with which."""
+    found = []
+    for task in learner_info.tasks:
+        pairs = []
+        for part, then in task.settings.items():
+            now = learner_info.settings[part]
+            if isinstance(then, dict):
+                pairs += [f"{key}={v}" for key, v in then.items() if now.get(key) != v]
+            elif then != now:
+                pairs.append(f"{part}={then}")
+        if pairs:
+            found.append((task.name, " ".join(pairs)))
+    return found
 
 
 def drift_lines(drifts: "Sequence[Drift]") -> list[str]:

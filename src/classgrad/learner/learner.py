@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from classgrad import defaults, devices, methods, networks
+from classgrad import __version__, defaults, devices, methods, networks
 from classgrad.benchmarks.base import Normalise
 from classgrad.checkpoints import CheckpointManager, Loaded, Lock, Store
 from classgrad.checkpoints.errors import raising_bad_checkpoint
@@ -25,6 +25,7 @@ from classgrad.checkpoints.store import KEPT as KEPT_STATES
 from classgrad.data.pictures import as_pictures
 from classgrad.errors import RequirementNotMet, UserError
 from classgrad.errors import unknown as unknown_name
+from classgrad.learner import probe
 from classgrad.learner.drift import Reference, take_reference
 from classgrad.learner.inputs import Data, Images, as_split, split_off_validation
 from classgrad.learner.learnt import LearntTask, composed, forecast_of, numbered_classes
@@ -320,7 +321,7 @@ class Learner:
                         checkpoints.clear()
                     raise
                 if folder is not None and checkpoints is not None:
-                    self._store(folder).save(self.state_dict(), self.kept_states)
+                    self._store(folder).save(self._saved_state(), self.kept_states)
                     if not known:  # they may be of another task, which was cut short
                         checkpoints.clear()
         except BaseException:
@@ -701,10 +702,17 @@ class Learner:
             numbers=numbers,
             interval=interval,
             recalls=recalls,
+            settings=self._task_settings(),
+            version=__version__,
         )
         if self.classifier is not None:
             self._measure(learnt)
         return learnt
+
+    def _task_settings(self) -> dict[str, Any]:
+        """Return the settings that a task is learnt with; later ones may have others."""
+        names = ("tune",) if self.tune == "none" else ("tune", "method", "training")
+        return {name: value for name, value in self.settings().items() if name in names}
 
     def _measure(self, learnt: LearntTask) -> None:
         """Note how the classes of a task are told apart, from each other and from all others."""
@@ -934,7 +942,7 @@ class Learner:
         with Lock(folder):
             self._refuse_stale(Path(folder))
             self.net  # noqa: B018  # raises if nothing was learnt
-            store, state = self._store(Path(folder)), self.state_dict()
+            store, state = self._store(Path(folder)), self._saved_state()
             store.save(state, keep or self.kept_states, replace=replace)
 
     @classmethod
@@ -945,16 +953,21 @@ class Learner:
         method: Method | None = None,
         *,
         device: torch.device | str = "cpu",
+        check_trunk: bool = True,
     ) -> "Learner":
         """Return the learner saved in a folder, on any device.
 
-        A trunk of your own has to be given again, and so does a method of your own.
+        A trunk of your own has to be given again, and so does a method of your own. A trunk whose
+        code has changed since is refused, unless `check_trunk` is False.
         """
         folder = Path(folder)
         store = Store(folder / FOLDER)
         loaded = read_state(folder, store)
         with raising_bad_checkpoint(f"the state in '{folder}'"):
             learner = cls._of_state(loaded.state, trunk, method, device)
+            if check_trunk and loaded.state.get("probe") is not None:
+                precise = learner.precision in (None, "float32")
+                probe.refuse_other(learner._probe(), loaded.state["probe"], precise)
         learner.stores[folder.resolve()] = store
         learner.warnings = loaded.warnings
         return learner
@@ -1021,6 +1034,13 @@ class Learner:
             "precision": self.precision,
             "defaults": self.defaults,
         }
+
+    def _probe(self) -> Tensor | None:
+        return probe.measure(self.net, self.input_shape, self.transform, len(self.tasks))
+
+    def _saved_state(self) -> dict[str, Any]:
+        """Return what is saved on disk: everything, and a probe of the trunk's code."""
+        return {**self.state_dict(), "probe": self._probe()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of everything there is of a learner between two tasks."""

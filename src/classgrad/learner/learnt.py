@@ -3,7 +3,7 @@
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
@@ -43,6 +43,10 @@ class LearntTask:
     # How often each of its classes was recognised then, in per cent: among all classes so far, or
     # without statistics among those of the task. Classes without validation data are missing.
     recalls: dict[str, float] = field(default_factory=dict)
+    # What it was learnt with: tune, and where layers learn method and training; and the version of
+    # classgrad. Empty in states of earlier versions.
+    settings: dict[str, Any] = field(default_factory=dict)
+    version: str = ""
 
     def __post_init__(self) -> None:
         """Refuse inconsistent values, which a damaged or foreign state may have."""
