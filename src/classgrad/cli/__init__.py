@@ -13,7 +13,19 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from classgrad import __version__
-from classgrad.cli import data, history, info, learn, predict, report, reproduce, run, show, tune
+from classgrad.cli import (
+    card,
+    data,
+    history,
+    info,
+    learn,
+    predict,
+    report,
+    reproduce,
+    run,
+    show,
+    tune,
+)
 from classgrad.cli.options import HINTS, error_message
 from classgrad.errors import RequirementNotMet, Stopped, UserError, shown
 
@@ -63,7 +75,7 @@ app.command(epilog=report.REPORT_EXAMPLES)(report.report)
 app.command(epilog=report.WATCH_EXAMPLES)(report.watch)
 app.registered_commands += reproduce.app.registered_commands
 app.command(epilog=tune.EXAMPLES)(tune.tune)
-for group in (learn.app, predict.app, info.app, history.app):
+for group in (learn.app, predict.app, info.app, card.app, history.app):
     app.registered_commands += group.registered_commands
 app.command(epilog=info.EXPORT_EXAMPLES)(info.export)
 app.add_typer(data.app, name="data")

@@ -78,8 +78,8 @@ def show_info(console: "Console", learner_info: "Info") -> None:
         name = [values.pop("name")] if title == "method" else []
         pairs = [f"{key}={value}" for key, value in values.items()]
         line(title.partition("_")[2] or title, " ".join([*name, *pairs]) or "-")
-    for task, text in other_settings(learner_info):
-        line("but", f"{task} was learnt with {text}")
+    for task_name, text in other_settings(learner_info):
+        line("but", f"{task_name} was learnt with {text}")
     edge, network = settings["size"], settings["network"] or "your own"
     precision = f", {settings['precision']}" if settings["precision"] else ""
     line(

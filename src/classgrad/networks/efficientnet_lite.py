@@ -162,6 +162,7 @@ class EfficientNetLite0(Trunk):
     scheme = "relu"
     # (x - 127) / 128 of values from 0 to 255.
     normalisation = (127 / 255, 128 / 255)
+    licence = "Apache-2.0"
     fixed_norms = True
     width: ClassVar[float] = 1.0
     depth: ClassVar[float] = 1.0

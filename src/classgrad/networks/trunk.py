@@ -85,6 +85,7 @@ class Trunk(nn.Sequential):
     scheme: ClassVar[str] = "default"  # how weights are drawn, see `initialise`
     # Mean and deviation of images in [0, 1] that pretrained weights need; None: those of the data.
     normalisation: ClassVar[tuple[float, float] | None] = None
+    licence: ClassVar[str] = ""  # of the weights that `weights=imagenet` stands for
     # Whether norms are fixed, so that a frozen layer always has the same output for an input.
     fixed_norms: ClassVar[bool] = False
     # Of the layers that the trunk begins with, where they are looked up instead of computed.
