@@ -12,7 +12,7 @@
 # make memory measure the peak memory of every method: 7 minutes
 # make photos learn photos of CIFAR-100 as a new user would, and fill docs/without-the-task.md: 15 minutes
 # make peers  measure speed beside Avalanche's and, with LIBCONTINUAL=path of a checkout, LibContinual's: 15 minutes
-# make scaling measure how cost grows, and fill docs/scaling.md: 9 minutes, on a quiet machine
+# make scaling measure how cost grows, and fill docs/scaling.md: 13 minutes, on a quiet machine
 # make tables learn the embedded stream with every method and three seeds, and fill the docs' tables
 
 PYTHON ?= python3

@@ -21,15 +21,16 @@ RESULTS = Path(__file__).parent / "results.json"
 # less than four minutes. Memory is measured by `python -m benchmarks.memory`.
 MEASUREMENTS = {
     "steps": 55,
-    "precision": 30,
-    "sensitivity": 10,
-    "projecting": 20,
-    "bases": 30,
+    "precision": 25,
+    "sensitivity": 5,
+    "projecting": 15,
+    "bases": 40,
     "augmentation": 10,
-    "epoch": 15,
-    "throughput": 20,
-    "saving": 15,
-    "startup": 10,
+    "epoch": 10,
+    "evaluation": 10,
+    "throughput": 15,
+    "saving": 10,
+    "startup": 15,
     "guard": 20,
 }
 

@@ -3,7 +3,7 @@
 from functools import cache
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.images import CLASSES, random_task
 from benchmarks.timing import Call
 from classgrad import networks
+from classgrad.core.subspace import Subspace
 from classgrad.devices import PRECISIONS
-from classgrad.methods import SGP, TRGP
+from classgrad.methods import CGP, OWM, SGP, TRGP
 from classgrad.methods.projection.base import Projected
 from classgrad.networks import Network
 from classgrad.runs.record import RunRecord
@@ -23,7 +24,10 @@ from classgrad.training.loop import Loop
 
 BATCH = 64
 TASKS = 10  # of the recorded stream
-RECORDS = Path(__file__).parent.parent / "results" / "split-cifar100"
+RESULTS = Path(__file__).parent.parent / "results"
+RECORDS = RESULTS / "split-cifar100"
+# A shorter run of the same stream, with `reading=released`.
+RELEASED = RESULTS / "tuning/readings/runs/split-cifar100-cgp-seed101-feba28c1/record.json"
 
 
 @cache
@@ -32,6 +36,35 @@ def ranks_after(tasks: int) -> dict[str, tuple[int, int]]:
     path = next(RECORDS.glob("split-cifar100-cgp-seed1-*/record.json"))
     layers = RunRecord.load(path).layers
     return {layer.name: (layer.dimension, layer.ranks[tasks - 1]) for layer in layers}
+
+
+class Grouped(NamedTuple):
+    """A layer whose classes are in groups: its dimension and rank, and the group of each class."""
+
+    dimension: int
+    rank: int
+    group_of: list[int]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The rank of each group: the same share of the rank of all, which is what records have.
+
+        Groups overlap, so theirs can be higher. For a step that makes no difference once they add
+        up to half of the layer, as they do wherever there are several.
+        """
+        groups = max(self.group_of) + 1
+        return [-(-self.rank // groups)] * groups
+
+
+@cache
+def groups_after(tasks: int) -> dict[str, Grouped]:
+    """Return the groups of each layer after some tasks of a recorded run with groups."""
+    return {
+        layer.name: Grouped(
+            layer.dimension, layer.ranks[tasks - 1], layer.groups[: tasks * CLASSES]
+        )
+        for layer in RunRecord.load(RELEASED).layers
+    }
 
 
 def random_basis(dimension: int, rank: int, seed: int = 0) -> Tensor:
@@ -45,7 +78,8 @@ def random_basis(dimension: int, rank: int, seed: int = 0) -> Tensor:
 class Learner:
     """A network, a method and an optimiser as in the recipe `fast`, and a task of ten batches.
 
-    It has learnt `learnt` tasks. Without `protect`, its steps are the same without projection.
+    It has learnt `learnt` tasks. Without `protect`, its steps are the same without projection. The
+    `reading` is CGP's: by default that of guards and learners, while the recipe has `released`.
     """
 
     def __init__(
@@ -55,10 +89,11 @@ class Learner:
         *,
         protect: bool = True,
         precision: str = "float32",
+        reading: str = "algorithm",
     ) -> None:
         values: dict[str, Any] = {"epochs": 1, "warmup": 0}
         if method == "cgp":
-            values["reading"] = "algorithm"  # one projection, as in guards and learners
+            values["reading"] = reading
         plan = make_plan("split-cifar100", method, values=values)
         self.plan, self.method = plan, plan.method
         self.task = random_task(learnt, per_class=BATCH)
@@ -67,8 +102,10 @@ class Learner:
             self.net.add_task(CLASSES)
         if isinstance(self.method, Projected):
             self.method.attach(self.net.protected())
-            if protect:
-                self.method.load_state_dict(state_after(learnt, self.method, self.net), self.net)
+        elif isinstance(self.method, OWM):
+            self.method.wrap(self.net, [], plan.seed)
+        if protect and isinstance(self.method, Projected | OWM):
+            self.method.load_state_dict(state_after(learnt, self.method, self.net), self.net)
         self.net.add_task(CLASSES)
         self.net.precision = PRECISIONS[precision]
         self.method.begin_task(self.net, self.task)
@@ -86,10 +123,15 @@ class Learner:
         self.loop.step(self.task, next(self.index))
 
 
-def state_after(learnt: int, method: Projected, net: Network) -> dict[str, Any]:
+def state_after(learnt: int, method: Projected | OWM, net: Network) -> dict[str, Any]:
     """Return the state of a method that has learnt some tasks, with random bases."""
-    bases = {name: random_basis(*size) for name, size in ranks_after(learnt).items()}
     frozen = method.projector.non_matrix_parameters(net.modules())
+    if isinstance(method, CGP) and method.refining().bases_by_group:
+        return grouped_state(learnt, frozen)
+    bases = {name: random_basis(*size) for name, size in ranks_after(learnt).items()}
+    if isinstance(method, OWM):  # P has d x d numbers, whatever was learnt
+        shrinking = {name: torch.eye(len(s), dtype=s.dtype) - s @ s.T for name, s in bases.items()}
+        return {"matrices": shrinking, "frozen": frozen}
     state = {"learnt": learnt, "bases": bases, "frozen": frozen, "groups": {}}
     if isinstance(method, SGP):  # every direction is used by half
         state["importance"] = {
@@ -101,6 +143,24 @@ def state_after(learnt: int, method: Projected, net: Network) -> dict[str, Any]:
         state["own"] = {name: [torch.arange(r[name][1]) for r in ranks] for name in bases}
         state["trusted"] = {name: {str(learnt): [learnt - 1, learnt - 2]} for name in bases}
     return state
+
+
+def grouped_state(learnt: int, frozen: list[str]) -> dict[str, Any]:
+    """Return the state of CGP with a random basis for each group of classes.
+
+    Prototypes, which steps do not use, are empty.
+    """
+    bases, groups = {}, {}
+    for name, layer in groups_after(learnt).items():
+        own = [random_basis(layer.dimension, rank, seed) for seed, rank in enumerate(layer.ranks)]
+        bases[name] = Subspace.empty(layer.dimension).extended(torch.cat(own, dim=1)).basis
+        groups[name] = {
+            "prototypes": torch.zeros(len(layer.group_of), 0),
+            "group_of": layer.group_of,
+            "cosines": [1.0] * len(layer.group_of),
+            "bases": own,
+        }
+    return {"learnt": learnt, "bases": bases, "frozen": frozen, "groups": groups}
 
 
 def flops(call: Call) -> int:

@@ -181,6 +181,21 @@ TABLES: dict[str, tuple[str, list[Column]]] = {
             Column("by all, s", "exact_seconds"),
         ],
     ),
+    "models-machine": ("wide.models.machine", MACHINE),
+    "models": (
+        "wide.models.rows",
+        [
+            Column("model", "model"),
+            Column("weight matrices", "layers"),
+            Column("weights, MB", "weight_bytes", 1e-6),
+            Column("images", "images"),
+            Column("forward pass, s", "forward_seconds"),
+            Column("end of the task, s", "seconds"),
+            Column("directions protected, %", "rank", 100, over="dimensions"),
+            Column("bases kept, MB", "basis_bytes", 1e-6),
+            Column("peak, MB", "peak_bytes", 1e-6),
+        ],
+    ),
     "traffic-machine": ("traffic.machine", MACHINE),
     "traffic": (
         "traffic.ranks",

@@ -48,6 +48,21 @@ def columns(layer: nn.Module, inputs: Array) -> Array:
     return matrix
 
 
+def extended(basis: Array, matrix: Array, energy: float) -> Array:
+    """Extend the basis (d x r) of a group by a class similar to one of it, as CGP's script does.
+
+    As many directions as the basis lacks for the share of the class's energy are selected by
+    energy, from those of the basis and those outside it; the latter are added.
+    """
+    along = basis.T @ matrix
+    delta = np.sum(along**2, axis=1)
+    left, sigma, _ = np.linalg.svd(matrix - basis @ along, full_matrices=False)
+    outside = sigma**2
+    missing = reach(outside, energy * np.sum(matrix**2) - delta.sum())
+    first = np.argsort(-np.concatenate([delta, outside]), kind="stable")[:missing]
+    return np.hstack([basis, left[:, : int(np.sum(first >= len(delta)))]])
+
+
 def refined(basis: Array, matrix: Array, energy: float) -> Array:
     """Extend a basis (d x r) by a class similar to an earlier one: Algorithm 1 of CGP, by two SVDs.
 

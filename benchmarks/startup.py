@@ -12,14 +12,15 @@ from pathlib import Path
 
 from PIL import Image
 
-from benchmarks.images import CLASSES, random_task
+from benchmarks.images import random_task
 from benchmarks.rows import Bound, Quantity, Row
 from benchmarks.timing import Bench, Call
-from classgrad import Learner, Training
+from classgrad import Learner
+from classgrad.learner.learner import NETWORK
 
 SIZE = (1600, 1200)  # of the photo
 LIMITS = {"--help": 0.3, "list": 0.5, "predict": 2.5}  # seconds
-NOTE = "each in a new process; predict of one photo, with AlexNet-5"
+NOTE = f"each in a new process; predict of one photo, with {NETWORK}, the default of a learner"
 
 
 def measure(bench: Bench) -> list[Row]:
@@ -54,12 +55,16 @@ def measure(bench: Bench) -> list[Row]:
 
 
 def save_learner(state: Path, photo: Path) -> None:
-    """Save a learner with AlexNet-5 that has learnt a task of ten classes, and a photo."""
+    """Save a learner with default settings that has learnt photos of ten classes, and a photo."""
     split = random_task(0, per_class=5).train
-    learner = Learner(network="alexnet5", training=Training(epochs=1))
-    names = [str(label) for label in range(CLASSES)]
-    learner.learn("task", (split.images, split.labels), classes=names, checkpoint_dir=state)
-    Image.fromarray(split.images[0].permute(1, 2, 0).numpy()).resize(SIZE).save(photo)
+    pictures = [Image.fromarray(one.permute(1, 2, 0).numpy()) for one in split.images]
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (picture, label) in enumerate(zip(pictures, split.labels, strict=True)):
+            of_class = Path(folder) / f"class {label}"
+            of_class.mkdir(exist_ok=True)
+            picture.save(of_class / f"{number}.png")
+        Learner().learn("task", folder, checkpoint_dir=state)
+    pictures[0].resize(SIZE).save(photo)
 
 
 def process(*arguments: str) -> Call:

@@ -14,6 +14,7 @@ from benchmarks import __main__ as command
 from benchmarks import (
     bases,
     epoch,
+    evaluation,
     learner,
     memory,
     pillow,
@@ -24,14 +25,15 @@ from benchmarks import (
     timing,
 )
 from benchmarks.learner import Learner, flops, random_basis
-from benchmarks.references import columns, refined, without_groups
+from benchmarks.references import columns, extended, refined, without_groups
 from benchmarks.rows import Bound, Quantity, Row
 from benchmarks.smooth import smooth_images
 from benchmarks.timing import Bench
 from classgrad import CGP, attach
 from classgrad.core.projector import PROBED_ROWS, Projection
-from classgrad.core.subspace import Subspace
+from classgrad.core.subspace import Representation, Subspace
 from classgrad.data.augmix import augmix
+from classgrad.methods.projection.refining import READINGS, ClassInput, Groups, Refining
 from oracles.models import built
 from oracles.projection import leak
 
@@ -42,7 +44,20 @@ DIMENSIONS = {"conv1": 48, "conv2": 576, "conv3": 512, "fc1": 1024, "fc2": 2048}
 def small_ranks(monkeypatch):
     """Bases of five directions, because those of the record take seconds to draw."""
     ranks = {name: (dimension, 5) for name, dimension in DIMENSIONS.items()}
+    groups = {name: learner.Grouped(d, 10, [0, 1, 0]) for name, d in DIMENSIONS.items()}
     monkeypatch.setattr(learner, "ranks_after", lambda tasks: ranks)
+    monkeypatch.setattr(learner, "groups_after", lambda tasks: groups)
+
+
+class Measured(Bench):
+    """A bench that calls nothing and has these times."""
+
+    def __init__(self, **seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def alternate(self, calls, rounds, **options):
+        return {name: timing.Timing(self.seconds[name.replace(" ", "_")], 1) for name in calls}
 
 
 @pytest.fixture
@@ -106,21 +121,77 @@ def test_bases_by_loops_are_those_of_the_library():
         assert np.abs(basis @ basis.T - ours).max() < 1e-6
 
 
-def test_the_loops_see_the_layers_and_samples_of_the_recipe(monkeypatch):
+@pytest.mark.parametrize("energy", [0.7, 0.9, 0.99])
+def test_groups_extended_by_loops_are_those_of_the_library(energy):
+    groups = Groups()
+    for group in range(2):
+        groups.open()
+        groups.join(group, torch.ones(3), 1.0)
+        groups.bases.append(random_basis(12, 4, seed=group))
+    rng = torch.Generator().manual_seed(2)
+    rows = torch.randn(30, 12, generator=rng, dtype=torch.float64) * torch.arange(1, 13) ** 1.5
+    before = [basis.numpy() for basis in groups.bases]
+    whole = Subspace(groups.bases[0]).extended(groups.bases[1])
+    refining = Refining(whole, groups, READINGS["released"], lambda c: energy, similarity=-1)
+    refining.learn([ClassInput(torch.ones(3), Representation.of(rows))], first_task=False)
+    for basis, ours in zip(before, groups.bases, strict=True):
+        reference = extended(basis, rows.numpy().T, energy)
+        assert 4 < reference.shape[1] == ours.shape[1] < 12
+        assert np.abs(reference @ reference.T - (ours @ ours.T).numpy()).max() < 1e-9
+
+
+@pytest.fixture
+def few_directions(monkeypatch):
+    """Bases of three directions, in `released` two for every layer."""
+    few = {name: random_basis(dimension, 3) for name, dimension in DIMENSIONS.items()}
+    two = {name: [basis, random_basis(len(basis), 3, seed=1)] for name, basis in few.items()}
+    state = {"learnt": 9, "bases": few, "frozen": []}
+    groups = {name: {"bases": own} for name, own in two.items()}
+    monkeypatch.setattr(bases.Task, "_other_inputs", lambda self: [])
+    monkeypatch.setattr(bases, "state_of_one", lambda other: {**state, "groups": {}})
+    monkeypatch.setattr(bases, "state_of_groups", lambda other: {**state, "groups": groups})
+
+
+@pytest.mark.parametrize(("reading", "groups"), [("algorithm", 1), ("released", 2)])
+def test_the_loops_see_the_layers_and_samples_of_the_recipe(
+    few_directions, monkeypatch, reading, groups
+):
     seen = []
 
     def watch(basis, matrix, energy):
         seen.append((*matrix.shape, energy))
         return basis
 
-    monkeypatch.setattr(bases, "refined", watch)
+    monkeypatch.setitem(bases.READINGS, reading, watch)
     monkeypatch.setattr(bases, "SAMPLES", 110)
-    few = {name: random_basis(dimension, 3) for name, dimension in DIMENSIONS.items()}
-    monkeypatch.setattr(bases.Task, "_strongest", lambda self, ranks: few)
-    bases.Task().by_loops(1)
+    bases.Task().by_loops(1, reading)
     # Dimension x samples * positions of each layer, at the share of the last task.
     sizes = [(48, 24 * 841), (576, 100 * 144), (512, 100 * 25), (1024, 110), (2048, 110)]
-    assert seen == [(*size, pytest.approx(0.97 + 9 * 0.003)) for size in sizes]
+    share = pytest.approx(0.97 + 9 * 0.003)
+    assert seen == [(*size, share) for size in sizes for _ in range(groups)]
+
+
+def test_groups_so_far_have_the_strongest_directions_of_other_images(monkeypatch):
+    few = {name: learner.Grouped(d, 8, [0, 1, 0, 1]) for name, d in DIMENSIONS.items()}
+    monkeypatch.setattr(bases, "groups_after", lambda tasks: few)
+    monkeypatch.setattr(
+        bases, "ranks_after", lambda tasks: {n: (d, 8) for n, d in DIMENSIONS.items()}
+    )
+    monkeypatch.setattr(bases, "SAMPLES", 12)
+    task = bases.Task()
+    one, two = task.states["algorithm"], task.states["released"]
+    for name, dimension in DIMENSIONS.items():
+        assert one["bases"][name].shape == (dimension, 8)
+        first, second = two["groups"][name]["bases"]
+        assert first.shape == second.shape == (dimension, 4)
+        assert two["bases"][name].shape[1] > 4  # that of all groups
+    task.prepare("released")
+    method = task.ours()
+    for name, groups in method.groups.items():
+        assert groups.count == 2
+        assert len(groups.group_of) == 4 + 10
+        assert all(basis.shape[1] >= 4 for basis in groups.bases)
+        assert method.subspaces[name].rank >= two["bases"][name].shape[1]
 
 
 def test_augmix_with_pillow_alters_images_as_much_as_ours():
@@ -173,19 +244,49 @@ def test_when_its_time_is_over_a_bench_has_two_rounds_of_all_calls(clock):
         assert result == {"a": timing.Timing(3, repeats), "b": timing.Timing(2, repeats)}
 
 
-@pytest.mark.parametrize("method", ["gpm", "cgp"])
-def test_the_step_that_is_timed_keeps_out_of_the_bases(small_ranks, method):
+@pytest.mark.parametrize(
+    ("method", "options", "seed"),
+    [
+        ("gpm", {}, 0),
+        ("cgp", {}, 0),
+        ("owm", {}, 0),
+        # Of the groups, the last is the one that nothing is left of.
+        ("cgp", {"reading": "released"}, 1),
+    ],
+)
+def test_the_step_that_is_timed_keeps_out_of_the_bases(small_ranks, method, options, seed):
     for protect in (True, False):
-        one = Learner(method, 1, protect=protect)
+        one = Learner(method, 1, protect=protect, **options)
         before = {name: w.detach().clone() for name, w in one.net.trunk.named_parameters()}
         one.step()
         for name, dimension in DIMENSIONS.items():
             change = one.net.get_parameter(f"trunk.{name}.weight") - before[f"{name}.weight"]
-            leaks = leak(change.reshape(len(change), -1), random_basis(dimension, 5))
+            leaks = leak(change.reshape(len(change), -1), random_basis(dimension, 5, seed))
             assert leaks < 1e-5 if protect else leaks > 1e-2
         old = one.net.get_parameter("trunk.bn1.scale_0")
         assert old.equal(before["bn1.scale_0"])
         assert not one.net.get_parameter("trunk.bn1.scale_1").equal(before["bn1.scale_1"])
+
+
+def test_soft_steps_are_compared_with_those_that_cost_the_same_otherwise(monkeypatch):
+    made = []
+
+    class Stub:
+        step = None
+
+        def __init__(self, method, learnt=10, **options):
+            made.append((method, learnt, options))
+
+    monkeypatch.setattr(steps, "Learner", Stub)
+    times = {f"{m}_{when}": 1.0 for m in steps.METHODS for when in ("late", "bare", "early")}
+    times |= {"finetune": 1.0, "trgp": 1.8, "owm": 1.1, "cgp_bare": 2.0, "released": 2.2}
+    rows = {row.what: row for row in steps.measure(Measured(**times))}
+    assert ("cgp", 10, {"reading": "released"}) in made
+    released = rows["step of cgp released: with / without projection"]
+    owm = rows["step of owm / step of finetune"]
+    for row in (released, owm):
+        assert row.figure == pytest.approx(1.1)
+        assert str(row.bound) == "<= 1.15"
 
 
 def test_what_is_timed_as_projection_is_all_of_it(small_ranks):
@@ -204,6 +305,45 @@ def test_ranks_are_those_of_the_recorded_run():
     late = learner.ranks_after(10)
     assert {name: dimension for name, (dimension, _) in late.items()} == DIMENSIONS
     assert late["fc2"] == (2048, 1587)
+
+
+def test_groups_are_those_of_a_recorded_run():
+    late = learner.groups_after(10)
+    assert {name: layer.dimension for name, layer in late.items()} == DIMENSIONS
+    assert {len(layer.group_of) for layer in late.values()} == {100}
+    assert {len(layer.group_of) for layer in learner.groups_after(9).values()} == {90}
+    assert (len(late["conv1"].ranks), late["fc1"].ranks) == (20, [508])
+    assert late["fc2"].ranks == [1024, 1024]
+
+
+def test_evaluation_of_a_run_is_the_sum_of_its_batches():
+    times = {f"free_{count}": float(count) for count in range(1, 11)}
+    batch, every, end = evaluation.measure(Measured(known=1.0, means=0.5, **times))
+    assert batch.figure == 10
+    # After n tasks, n batches with the task known, one for class means, and n that take n seconds.
+    never = 55 + 10 * 0.5
+    assert every.figure == pytest.approx((never + 385) / never)
+    assert end.figure == pytest.approx((never + 100) / never)
+    assert (every.reference.value, end.reference.value) == (never, never)
+    assert not every.bound.reached(every.figure)
+
+
+def test_what_is_timed_as_evaluation_is_one_batch_of_all_tasks_so_far(monkeypatch):
+    seen = []
+
+    def watch(net, known, tasks, tests):
+        seen.append([(task.id, len(test)) for task, test in zip(tasks, tests, strict=True)])
+        assert len(known.tasks) == len(known.prototypes) == len(tasks)
+        return evaluate(net, known, tasks, tests)
+
+    evaluate = evaluation.evaluate_task_free
+    monkeypatch.setattr(evaluation, "evaluate_task_free", watch)
+    learnt = evaluation.Learnt()
+    assert learnt.net.task_dependent
+    learnt.task_free(3)
+    learnt.task_free(1)
+    assert seen == [[(0, 22), (1, 21), (2, 21)], [(0, 64)]]
+    assert [len(task.train) for task in learnt.tasks] == [64] * 10
 
 
 def test_time_inside_a_part_counts_for_the_inner_one(clock):

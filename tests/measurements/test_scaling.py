@@ -2,17 +2,21 @@
 
 import json
 import re
+from collections import Counter
 
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
-from benchmarks import pages, scaling, traffic, wide
+from benchmarks import estimates, pages, scaling, traffic, wide
 from benchmarks.charts import CHARTS
 from benchmarks.devices import model
 from benchmarks.estimates import paper
+from benchmarks.models import EDGE, MODELS
 from benchmarks.pages import fill_tables
 from benchmarks.rows import readable
+from classgrad.core.layers import sites
 
 FOUND = pages.all_results()
 PAGE = pages.PAGE.read_text()
@@ -85,6 +89,21 @@ def test_every_number_of_the_tables_is_that_of_the_file():
                 "choosing them, s": lambda row: row["seconds"],
                 "by all eigenvectors": lambda row: row["exact_rank"],
                 "by all, s": lambda row: row["exact_seconds"],
+            },
+        ),
+        "models-machine": ([FOUND["wide"]["models"]], machine),
+        "models": (
+            FOUND["wide"]["models"]["rows"],
+            {
+                "model": lambda row: row["model"],
+                "weight matrices": lambda row: row["layers"],
+                "weights, MB": lambda row: row["weight_bytes"] / 1e6,
+                "images": lambda row: row["images"],
+                "forward pass, s": lambda row: row["forward_seconds"],
+                "end of the task, s": lambda row: row["seconds"],
+                "directions protected, %": lambda row: 100 * row["rank"] / row["dimensions"],
+                "bases kept, MB": lambda row: row["basis_bytes"] / 1e6,
+                "peak, MB": lambda row: row["peak_bytes"] / 1e6,
             },
         ),
         "traffic-machine": ([FOUND["traffic"]], machine),
@@ -311,21 +330,78 @@ def test_the_study_of_traffic_writes_its_file_and_fills_the_page(tmp_path, monke
     assert done == ["page"]
 
 
-def test_the_study_of_wide_layers_writes_its_file_and_fills_the_page(tmp_path, monkeypatch):
-    done = []
+@pytest.fixture
+def wide_study(tmp_path, monkeypatch):
+    """Call the command line of wide layers in another folder, with small layers and no model."""
     layers = [wide.Layer("few rows", 128, 1, 50), wide.Layer("many", 128, 2, 60)]
     monkeypatch.setattr("classgrad.core.subspace.WIDE", 100)
     monkeypatch.setattr(wide, "LAYERS", layers)
     monkeypatch.setattr(wide, "WIDE", tmp_path / "wide.json")
-    monkeypatch.setattr(wide, "fill", lambda: done.append("page"))
-    monkeypatch.setattr(wide.torch, "set_num_threads", done.append)
-    ended = CliRunner().invoke(wide.app, [])
-    assert ended.exit_code == 0, ended.output
-    assert done == [1, "page"]
-    few, many = json.loads((tmp_path / "wide.json").read_text())["layers"]
+    monkeypatch.setattr(wide, "in_new_process", lambda name: {"model": name})
+
+    def call(*words):
+        done = []
+        monkeypatch.setattr(wide, "fill", lambda: done.append("page"))
+        monkeypatch.setattr(wide.torch, "set_num_threads", done.append)
+        ended = CliRunner().invoke(wide.app, words)
+        assert ended.exit_code == 0, ended.output
+        assert done == [1, "page"]
+        return json.loads((tmp_path / "wide.json").read_text())
+
+    return call
+
+
+def test_the_study_of_wide_layers_writes_its_file_and_fills_the_page(wide_study):
+    result = wide_study()
+    few, many = result["layers"]
     assert (few["rows"], few["representation_bytes"]) == (125, 8 * 125 * 128)
     assert (many["rows"], many["representation_bytes"]) == (250, 8 * 128 * 128)
     for row in (few, many):
         assert row["rank"] > 0
         assert abs(row["rank"] - row["exact_rank"]) <= 1
         assert min(row["seconds"], row["exact_seconds"], row["product_seconds"]) > 0
+    assert [row["model"] for row in result["models"]["rows"]] == list(MODELS)
+
+
+def test_one_part_of_the_study_leaves_the_other_as_it_was(wide_study):
+    before = wide_study("--note", "first")
+    after = wide_study("--only", "models", "--note", "second")
+    assert after["models"]["note"] == "second"
+    assert "machine" in after["models"]
+    assert {**after, "models": None} == {**before, "models": None}
+    again = wide_study("--only", "layers", "--note", "third")
+    assert (again["note"], again["models"]) == ("third", after["models"])
+    ended = CliRunner().invoke(wide.app, ["--only", "layer"])
+    assert str(ended.exception).startswith("unknown part 'layer': did you mean 'layers'")
+
+
+def test_a_model_is_measured_when_its_first_task_ends(monkeypatch):
+    def small():
+        return nn.Sequential(nn.Conv2d(3, 4, 4, 8, bias=False), nn.Flatten(), nn.Linear(64, 5))
+
+    monkeypatch.setattr(wide, "MODELS", {"small": small})
+    monkeypatch.setattr(wide, "EDGE", 32)
+    row = wide.measure_model("small", images=12)
+    assert (row["model"], row["layers"], row["images"]) == ("small", 2, 12)
+    assert row["weight_bytes"] == 4 * (4 * 48 + 64 * 5 + 5)
+    assert row["dimensions"] == 48 + 64
+    # The Linear layer has no more rows than images.
+    assert 2 <= row["rank"] <= 48 + 12
+    assert 8 * 48 <= row["basis_bytes"] <= 8 * (48 * 48 + 64 * 12)
+    assert min(row["seconds"], row["forward_seconds"]) > 0
+    assert row["peak_bytes"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("name", "counted"), [("ResNet-50", estimates.resnet50()), ("ViT-B/16", estimates.vit_b16())]
+)
+def test_models_have_the_layers_that_are_counted_on_paper(name, counted):
+    with torch.device("meta"):  # without memory
+        model = MODELS[name]()
+        x = torch.zeros(2, 3, EDGE, EDGE)
+        assert model(x).shape == (2, counted.layers[-1].outputs)
+    shapes = Counter(tuple(site.matrix(site.weight).shape) for site in sites(model).values())
+    expected: Counter[tuple[int, ...]] = Counter()
+    for layer in counted.layers:
+        expected[layer.outputs, layer.dimension] += layer.count
+    assert shapes == expected
