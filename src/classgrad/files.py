@@ -6,6 +6,7 @@ name. A power cut in between leaves what was there before.
 
 import errno
 import os
+import shutil
 import stat
 import uuid
 from collections.abc import Callable, Iterable
@@ -56,6 +57,13 @@ def make_folder(folder: Path) -> None:
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
+
+
+def free_bytes(folder: Path) -> int:
+    """Return how many bytes can be written to a folder, which need not exist yet."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
 
 
 def sync_file(path: Path) -> None:

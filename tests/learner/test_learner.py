@@ -1,6 +1,7 @@
 """A learner learns, predicts, forgets, and is the same after it was saved and loaded."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -416,3 +417,25 @@ def test_validation_data_may_have_their_names_in_another_form(tmp_path):
     learner.learn("labels", (x, one), valid=(x, other))
     learner.learn("names", (x, one), valid=(x, one), classes=[apart, "f"])
     assert [task.class_names for task in learner.tasks[1:]] == [["f", together], [together, "f"]]
+
+
+@pytest.mark.parametrize("tune", ["none", "all"])
+def test_a_task_that_could_not_be_saved_is_refused_before_training(tune, tmp_path, monkeypatch):
+    steps = []
+    trunk = built(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU())).float()
+    learner = Learner(trunk, **({"tune": "none"} if tune == "none" else {"method": GPM()}))
+    monkeypatch.setattr("classgrad.files.shutil.disk_usage", lambda _: SimpleNamespace(free=9e6))
+    x = torch.zeros(8, 4).index_fill_(1, torch.tensor([0]), 1.0)
+    x[4:] *= -1
+    data, folder = (x, torch.arange(8) // 4), tmp_path / "new" / "state"
+    with pytest.raises(
+        UserError, match=r"has 9 MB left, but this task needs about 10 MB"
+    ) as caught:
+        learner.learn("one", data, checkpoint_dir=folder, observer=steps.append)
+    assert "\n" not in str(caught.value)
+    assert steps == []
+    assert learner.tasks == []
+    assert not (folder / "checkpoints").exists()
+    monkeypatch.undo()
+    learner.learn("one", data, checkpoint_dir=folder)
+    assert len(Learner.load(folder, trunk).tasks) == 1

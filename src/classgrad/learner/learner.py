@@ -25,13 +25,14 @@ from classgrad.checkpoints.store import KEPT as KEPT_STATES
 from classgrad.data.pictures import as_pictures
 from classgrad.errors import RequirementNotMet, UserError
 from classgrad.errors import unknown as unknown_name
+from classgrad.files import free_bytes
 from classgrad.learner import probe
 from classgrad.learner.drift import Reference, take_reference
 from classgrad.learner.inputs import Data, Images, as_split, split_off_validation
 from classgrad.learner.learnt import LearntTask, composed, forecast_of, numbered_classes
 from classgrad.learner.movement import Drift, Movement, Recorded, drifts_in
 from classgrad.learner.usage import Usage, changes, reads
-from classgrad.methods.base import Method
+from classgrad.methods.base import Method, nbytes
 from classgrad.methods.projection.base import Projected
 from classgrad.methods.projection.cgp import CGP
 from classgrad.methods.projection.forecast import Capacity, LayerForecast
@@ -63,6 +64,9 @@ NETWORK = "efficientnet-lite0"  # of a learner that is given neither a network n
 STATISTICS = "statistics"  # a way to predict, besides those of `SCORES`
 TUNE = ("none", "last", "all")
 LAST_BLOCKS = 5  # that learn with tune="last"
+# On disk at the end of a task: the new state, and two checkpoints of the task with weights and
+# momenta; and what a state grows by.
+COPIES, MARGIN = 5, 10_000_000
 PRIORS = ("equal", "counts")
 SAME_CLASSES = ("separate", "merge", "refuse")
 # Batch statistics would make a prediction depend on its batch.
@@ -308,9 +312,9 @@ class Learner:
                 if known:
                     learnt = self._add_samples(task, same_classes, observer)
                 elif self.tune == "none":
-                    learnt = self._learn_statistics(task, same_classes, observer)
+                    learnt = self._learn_statistics(task, same_classes, folder, observer)
                 else:
-                    learnt = self._learn(task, same_classes, checkpoints, observer)
+                    learnt = self._learn(task, same_classes, folder, checkpoints, observer)
                 if known and learnt.samples == samples:  # there was nothing new
                     return learnt
                 try:
@@ -408,13 +412,26 @@ class Learner:
             number, name, names, split.to(self.device), validation.to(self.device), self.transform
         )
 
+    def _refuse_full_disk(self, folder: Path | None) -> None:
+        """Refuse to learn what could not be saved."""
+        if folder is None:
+            return
+        copies = 1 if self.tune == "none" else COPIES
+        needed, free = copies * nbytes(self.state_dict()) + MARGIN, free_bytes(folder)
+        if free < needed:
+            raise UserError(
+                f"'{folder}' has {free / 1e6:,.0f} MB left, but this task needs about "
+                f"{needed / 1e6:,.0f} MB: make room, or give another folder"
+            )
+
     def _learn_statistics(
-        self, task: Task, same_classes: str, observer: Observer | None
+        self, task: Task, same_classes: str, folder: Path | None, observer: Observer | None
     ) -> LearntTask:
         """Learn a task by the statistics of its classes alone."""
         started = time.perf_counter()
         if self._net is None:
             self._net = self._build()
+        self._refuse_full_disk(folder)
         if self.classifier is None:
             self._start_statistics(task)
         numbers = self._class_numbers(task.class_names, same_classes)
@@ -561,6 +578,7 @@ class Learner:
         self,
         task: Task,
         same_classes: str,
+        folder: Path | None,
         checkpoints: CheckpointManager | None,
         observer: Observer | None,
     ) -> LearntTask:
@@ -576,6 +594,7 @@ class Learner:
         session.training = self.training
         before = self._before_training(task)
         session.add_task(task.classes)
+        self._refuse_full_disk(folder)
         if saved:
             with raising_bad_checkpoint(f"the saved state of task '{task.name}'"):
                 loop = {"method": saved["memory"], "unfinished": saved["unfinished"]}
