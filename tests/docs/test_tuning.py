@@ -12,12 +12,9 @@ from classgrad.runs.spec import make_plan
 pytestmark = pytest.mark.docs
 
 TUNING = Path(__file__).parents[2] / "results" / "tuning"
-# In folders the short protocol of docs/tune.md: rates in `short`, the others at the rates chosen there.
-FOLDERS = ("short", "strengths", "readings", "masks", "norms")
-PLACES = [
-    *TUNING.glob("*.json"),
-    *(path for name in FOLDERS for path in TUNING.glob(f"{name}/*.json")),
-]
+# Folders have the short protocol of docs/tune.md: rates in `short`, the others at these rates.
+FOLDERS = (".", "short", "strengths", "readings", "masks", "norms")
+PLACES = [path for name in FOLDERS for path in (TUNING / name).glob("*.json")]
 STUDIES = {
     str(path.relative_to(TUNING).with_suffix("")): json.loads(path.read_text())
     for path in sorted(PLACES)

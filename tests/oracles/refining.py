@@ -1,9 +1,9 @@
 """Base refining of CGP in each of its readings, by plain loops: one function for each description.
 
 `algorithm` follows Algorithm 1 of the paper line by line, `text` the section on base refining,
-`released` the description of the released CIFAR-100 script; `pooled` is `oracles.bases.LayerMemory`.
-Each returns what one layer ends with, for a stream of tasks whose classes are matrices C
-(d x n). Every choice notes in `margins` by how much it was taken, see `oracles.bases`.
+`released` the description of the released CIFAR-100 script; `pooled` is in `oracles.bases`. Each
+returns what one layer ends with, for a stream of tasks whose classes are matrices C (d x n). Every
+choice notes in `margins` by how much it was taken, see `oracles.bases`.
 """
 
 from dataclasses import dataclass, field

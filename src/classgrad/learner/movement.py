@@ -9,9 +9,9 @@ taken from, up to the rounding of features.
 
 A bound has to assume that later layers amplify a movement as much as they can. What they really do
 is seen by the images of the new task, whose features are known before and after it. So there is an
-estimate, too: how far the features of these moved, times how much less the outputs of layers moved for
-old images, in the layer where that is least, and no more than the bound. It is no bound itself, but
-more often too high than too low.
+estimate, too: how far the features of these moved, times how much less the outputs of layers moved
+for old images, in the layer where that is least, and no more than the bound. It is no bound itself,
+but more often too high than too low.
 """
 
 import math
