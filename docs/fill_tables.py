@@ -11,6 +11,7 @@ folders of runs, relative to the root of the repository. The other markers are:
 - `<!-- memory -->`: what `make memory` measured
 - `<!-- peers -->`: what `make peers` measured
 - `<!-- photos -->`: what `make photos` measured
+- `<!-- masks -->`: how many units HAT's training switches
 - `<!-- studies: FOLDER -->`: what `classgrad tune` tried of one setting, method by method
 - `<!-- experiment: NAME -->`: the results of an experiment beside the paper's figures
 - `<!-- curve: NAME -->`: its average accuracy after each task
@@ -41,8 +42,8 @@ PAPER = re.compile(
 )
 STUDIES = re.compile(r"(<!-- studies: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURES = re.compile(
-    r"(<!-- (faults|fuzz|interop|uncounted|guards|speed|saving|memory|peers|photos|free|readings"
-    r"|forecast) -->\n)"
+    r"(<!-- (faults|fuzz|interop|uncounted|guards|speed|saving|memory|peers|photos|masks|free"
+    r"|readings|forecast) -->\n)"
     r".*?(<!-- end -->)",
     re.DOTALL,
 )
@@ -68,6 +69,7 @@ def filled(page: str) -> str:
             "saving": (saving, "benchmarks/results.json"),
             "memory": (memory, "benchmarks/memory.json"),
             "photos": (photos, "results/photos.json"),
+            "masks": (masks, "results/masks.json"),
             "peers": (peers, "benchmarks/peers.json"),
             "free": (free, "results/free.json"),
             "readings": (readings, "results/free.json"),
@@ -377,6 +379,19 @@ def photos(found: dict[str, Any]) -> str:
         1e-9,
         below=True,
     )
+    return markdown_table(rows)
+
+
+def masks(found: dict[str, Any]) -> str:
+    """Return how many units a task of HAT uses, and how many training has switched."""
+    layers = found["rates"][0]["layers"]
+    rows = [
+        ["`embedding_rate`", *(f"{one['name']}, of {one['units']:,}" for one in layers), "ACC %"]
+    ]
+    rows.append(["untrained", *(f"{one['untrained']:,}" for one in layers), ""])
+    for rate in found["rates"]:
+        used = [f"{one['used']:,} ({one['switched']:,})" for one in rate["layers"]]
+        rows.append([f"{rate['embedding_rate']:g}", *used, f"{rate['accuracy']:.1f}"])
     return markdown_table(rows)
 
 

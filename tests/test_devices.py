@@ -247,7 +247,8 @@ def test_what_is_exported_on_a_device_runs_on_the_cpu(monkeypatch, tmp_path):
     assert all(value.device.type == "cpu" for value in model.state_dict().values())
     x = points(0)[0][:4]
     wanted = [{g.name: g.probability for g in one.ranking} for one in expected.predict(x)]
-    result = [dict(zip(NAMES, row, strict=True)) for row in model(x).tolist()]
+    rows = model(x)["probabilities"].tolist()
+    result = [dict(zip(NAMES, row, strict=True)) for row in rows]
     for one, other in zip(result, wanted, strict=True):
         assert one == pytest.approx(other, abs=1e-5)
 

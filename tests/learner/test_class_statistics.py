@@ -9,6 +9,8 @@ from torch import nn
 from classgrad import GPM, Learner, Training, UserError
 from classgrad.learner.drift import leakage
 from classgrad.learner.export import export
+from classgrad.learner.learner import SingleImage
+from oracles.models import built
 from photos import photos, timeless
 
 QUICK = Training(epochs=4, batch_size=8, learning_rate=0.05)
@@ -143,7 +145,7 @@ def test_classes_of_the_same_name_are_separate_merged_or_refused(tmp_path):
     export(learner, tmp_path / "merged.pt2")
     model = torch.export.load(tmp_path / "merged.pt2").module()
     x = data(1)[0][:1]
-    (row,) = model(x.float() / 255).tolist()
+    (row,) = model(x)["probabilities"].tolist()
     wanted = {guess.name: guess.probability for guess in learner.predict(x)[0].ranking}
     assert dict(zip(NAMES[:3], row, strict=True)) == pytest.approx(wanted, abs=1e-4)
     learner.learn("third", data(1, 3, seed=2))
@@ -260,7 +262,7 @@ def test_one_file_predicts_all_classes(learnt, tmp_path):
     assert about["classes"] == NAMES
     assert about["tasks"] == ["first", "first", "second", "second"]
     x, _ = data(0, 1, 2, 3, seed=5)
-    rows = model(x.float() / 255)
+    rows = model(x)["probabilities"]
     for row, one in zip(rows, learnt.predict(x), strict=True):
         wanted = {guess.name: guess.probability for guess in one.ranking}
         assert dict(zip(NAMES, row.tolist(), strict=True)) == pytest.approx(wanted, abs=1e-4)
@@ -283,6 +285,15 @@ def test_a_task_of_one_class_and_classes_of_few_images():
     assert learner.tasks[1].accuracy is None  # its only image cannot be left out
     assert learner.tasks[1].task_free["samples"] == 30
     assert correct(learner) > 0.7
+
+
+def test_what_one_image_reveals_is_said_with_a_remedy_that_there_is():
+    x = torch.rand(3, 6, generator=torch.Generator().manual_seed(1))
+    trunk = built(lambda: nn.Linear(6, 4)).float()
+    for tune, remedy in [("none", "let layers learn and leave"), ("all", "give more, or leave")]:
+        learner = Learner(trunk, tune=tune, method=None if tune == "none" else GPM())
+        with pytest.warns(SingleImage, match=f"mean of one image .*{remedy} prototypes out"):
+            learner.learn("one", (x, ["a", "a", "b"]))
 
 
 def test_priors_of_counts_prefer_frequent_classes():
