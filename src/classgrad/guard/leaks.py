@@ -7,7 +7,7 @@ inside the subspace, at the cost of 8 columns instead of r, and misses no move o
 Two looks are taken at every step. Every change that PyTorch knows of raises the version of a
 tensor, so it costs nothing to see that a weight was changed since the last guarded step; it is then
 compared as a whole. Changes that PyTorch does not see, such as those through `.data`, are found by
-comparing a fiftieth of all weights, another one at every step.
+comparing a tenth of all weights, another one at every fifth step.
 
 Where updates are projected in every N-th step only, the monitor does it, because it knows what has
 to stay: with A = W₀ S it sets W <- W - (W S - A) Sᵀ, always to the same A, so that rounding does
@@ -33,6 +33,7 @@ OnLeak = Literal["raise", "warn", "restore"]
 
 PROBES = 8
 STEPS = 50  # in which every weight is compared
+APART = 5  # steps from one look to the next: few large ones are cheaper than many small ones
 SAMPLED_ROWS = 16  # of a weight that may move inside its subspace, in scaled or deferred steps
 MOST_COPIED = 2**20  # numbers of a frozen tensor that are compared; of larger ones a part is
 # Share of a weight's length. Rounding moves float32 weights by less in a million guarded steps.
@@ -334,13 +335,14 @@ class LeakMonitor:
 
     def before_step(self) -> None:
         """Look at what has changed since the last guarded step, and at a part of the rest."""
-        turns = min(len(self._references), STEPS)  # in each, some of the weights are looked at
-        blocks = max(1, STEPS // max(1, turns))
+        turns = min(len(self._references), STEPS // APART)  # in each, some weights are looked at
+        blocks = max(1, STEPS // APART // max(1, turns))
+        looks, turn = self._steps % APART == 0, self._steps // APART
         for number, reference in enumerate(self._references.values()):
-            if reference.changed or reference.recent is not None:
+            if reference.changed or reference.recent is not None or reference.soft:
                 self._look(reference)
-            elif number % turns == self._steps % turns:
-                self._look(reference, self._steps // turns % blocks, blocks)
+            elif looks and number % turns == turn % turns:
+                self._look(reference, turn // turns % blocks, blocks)
         self._in_step = True
 
     def look_at_changed(self, weight: Tensor) -> None:
