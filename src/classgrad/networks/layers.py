@@ -225,7 +225,7 @@ class TaskBatchNorm(PerTask):
     def stored(self) -> tuple[Tensor, Tensor]:
         """Return the stored mean and variance of the selected task."""
         owner = self.task if self.statistics == "stored" else 0
-        return self.get_buffer(f"mean_{owner}"), self.get_buffer(f"variance_{owner}")
+        return getattr(self, f"mean_{owner}"), getattr(self, f"variance_{owner}")
 
 
 register_norm(TaskBatchNorm)
