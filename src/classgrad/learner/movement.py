@@ -52,10 +52,9 @@ class Drift:
             return f"not known: {self.reason}"
         if self.reason:
             return f"none: {self.reason}"
-        return (
-            f"about {100 * self.estimate:.2g} % of the length of features, "
-            f"{100 * self.bound:.2g} % at most"
-        )
+        # Through many layers a bound grows beyond anything that features can do.
+        most = f"{100 * self.bound:.2g} % at most" if self.bound < 1 else "with no useful bound"
+        return f"about {100 * self.estimate:.2g} % of the length of features, {most}"
 
 
 @dataclass
