@@ -1,7 +1,8 @@
 # make run    set up, then learn the embedded default stream with three methods and compare them
 # make check  set up, then check format, lint, types, and what most changes touch: 1 minute
-# make test   set up, then check format, lint, types, and run all tests but those of docs: 8 minutes
-# make docs-check set up, then compare the docs with code and records: half a minute
+# make test   set up, then check format, lint, types, and run all tests but those of docs: 5 minutes
+# make docs-check set up, then compare the docs with code and records, and run their commands: a minute
+# make docs   set up with MkDocs, and make a site of the docs in site/, which opens offline: half a minute
 # make fuzz   set up, then read 20,000 damaged files of every kind: about 30 minutes on two cores
 # make faults set up, then stop Ray clusters and nodes, kill 300 runs of every method, and resume: about 15 minutes
 # make interop set up with transformers and accelerate, guard models of theirs, and fill docs/own-models.md: 10 minutes
@@ -11,6 +12,7 @@
 # make bench  measure speed beside slow references: under 4 minutes, better on a quiet machine
 # make memory measure the peak memory of every method: 7 minutes
 # make photos learn photos of CIFAR-100 as a new user would, and fill docs/without-the-task.md: 15 minutes
+# make trust  measure what those who rely on a learner want to know, and fill docs/trust.md: 5 minutes
 # make peers  measure speed beside Avalanche's and, with LIBCONTINUAL=path of a checkout, LibContinual's: 15 minutes
 # make scaling measure how cost grows, and fill docs/scaling.md: 13 minutes, on a quiet machine
 # make tables learn the embedded stream with every method and three seeds, and fill the docs' tables
@@ -33,7 +35,7 @@ define lint_and_test
 	exit $$((tests | types))
 endef
 
-.PHONY: run check test docs-check fuzz faults interop guards setup format bench memory photos peers scaling tables clean
+.PHONY: run check test docs docs-check fuzz faults interop guards setup format bench memory photos trust peers scaling tables clean
 
 run: setup
 	@$(BIN)/classgrad run --method cgp,gpm,finetune
@@ -43,6 +45,14 @@ check: setup
 
 test: setup
 	$(call lint_and_test,-m "not docs and not faults and not interop" -n $(WORKERS) --dist worksteal)
+
+.venv/.docs: .venv/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo site/index.html
 
 docs-check: setup
 	$(PYTEST) -m docs tests/docs -n $(WORKERS) --dist loadfile
@@ -63,7 +73,7 @@ faults: setup
 	@touch $@
 
 interop: .venv/.interop
-	$(PYTEST) -m interop tests/interop
+	$(PYTEST) -m interop tests
 	OMP_NUM_THREADS=1 PYTHONPATH=tests:src $(BIN)/python -m interop --out results/interop.json
 	$(BIN)/python docs/fill_tables.py
 
@@ -87,6 +97,10 @@ photos: setup
 	$(BIN)/python -m benchmarks.photos
 	$(BIN)/python docs/fill_tables.py
 
+trust: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.trust
+	$(BIN)/python docs/fill_tables.py
+
 peers: setup .venv-peers/.ready
 	$(BIN)/python -m benchmarks.peers $(if $(LIBCONTINUAL),--libcontinual '$(LIBCONTINUAL)')
 	$(BIN)/python docs/fill_tables.py
@@ -100,7 +114,8 @@ tables: setup
 	rm -rf results/permuted-digits
 	OMP_NUM_THREADS=1 $(BIN)/classgrad run --method all --seed 4,5,6 --out results/permuted-digits
 	OMP_NUM_THREADS=1 $(BIN)/classgrad run --method imm --set merge=mean --seed 4,5,6 --out results/permuted-digits
-	rm results/permuted-digits/matrices.png
+	OMP_NUM_THREADS=1 $(BIN)/classgrad run --method cgp,gpm,finetune --seed 4 --out results/permuted-digits
+	mv results/permuted-digits/matrices.png docs/images/permuted-digits.png
 	$(BIN)/python docs/fill_tables.py
 
 setup: .venv/.ready
@@ -120,4 +135,4 @@ setup: .venv/.ready
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf site .venv .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis

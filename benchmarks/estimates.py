@@ -192,8 +192,8 @@ def memory_row(network: Network) -> dict[str, Any]:
     return {
         "network": network.name,
         "weight_bytes": 4 * weights,
-        "basis_half_bytes": 8 * half,
-        "basis_full_bytes": 8 * square,
+        "basis_half_bytes": 4 * half,
+        "basis_full_bytes": 4 * square,
         "side_bytes": 4 * half,
         "gram_bytes": 8 * square,
         "class_flops": network.total(lambda layer: layer.bases()),

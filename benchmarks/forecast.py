@@ -240,13 +240,13 @@ def with_exponents(histories: Sequence[History], of_classes: float, of_rest: flo
         return cases(histories, forecast.classes_until)
 
 
-def by_stage(found: Sequence[Case]) -> Iterator[tuple[str, list[Case]]]:
+def by_stage(cases: Sequence[Case]) -> Iterator[tuple[str, list[Case]]]:
     """Split cases by the number of tasks that were known."""
     for stage, (least, most) in STAGES.items():
-        yield stage, [case for case in found if least <= case.known <= most]
+        yield stage, [case for case in cases if least <= case.known <= most]
 
 
-def table(found: Sequence[Case]) -> dict[str, Any]:
+def table(cases: Sequence[Case]) -> dict[str, Any]:
     """Return the number of cases, and the factor that forecasts are off by, for each stage."""
     return {
         stage: {
@@ -258,30 +258,30 @@ def table(found: Sequence[Case]) -> dict[str, Any]:
                 for name in sorted({case.benchmark for case in part})
             },
         }
-        for stage, part in by_stage(found)
+        for stage, part in by_stage(cases)
     }
 
 
-def mean_error(found: Sequence[Case]) -> float:
+def mean_error(cases: Sequence[Case]) -> float:
     """Return the mean error over stages."""
-    return statistics.fmean(by_benchmark(part) for _, part in by_stage(found) if part)
+    return statistics.fmean(by_benchmark(part) for _, part in by_stage(cases) if part)
 
 
-def by_benchmark(found: Sequence[Case]) -> float:
+def by_benchmark(cases: Sequence[Case]) -> float:
     """Return the mean of |ln(forecast / true)|, over benchmarks, as some have many layers."""
-    names = {case.benchmark for case in found}
+    names = {case.benchmark for case in cases}
     return statistics.fmean(
-        statistics.fmean(abs(case.error) for case in found if case.benchmark == name)
+        statistics.fmean(abs(case.error) for case in cases if case.benchmark == name)
         for name in sorted(names)
     )
 
 
-def spread(found: Sequence[Case]) -> list[float]:
+def spread(cases: Sequence[Case]) -> list[float]:
     """Return the range of true / forecast in 9 of 10 cases, benchmarks weighted equally.
 
     Cases in which the forecast was "never" are not counted.
     """
-    told = [case for case in found if case.said is not None]
+    told = [case for case in cases if case.said is not None]
     sizes = {name: sum(c.benchmark == name for c in told) for name in {c.benchmark for c in told}}
     ratios = sorted((math.exp(-case.error), 1 / sizes[case.benchmark]) for case in told)
     return [round(quantile(ratios, share * len(sizes)), 2) for share in (0.05, 0.95)]
@@ -292,18 +292,18 @@ def outer(one: list[float], other: list[float]) -> list[float]:
     return [min(one[0], other[0]), max(one[1], other[1])]
 
 
-def within(found: Sequence[Case], least: float, most: float) -> float:
+def within(cases: Sequence[Case], least: float, most: float) -> float:
     """Return the share of cases in which true / forecast is in a range."""
-    ratios = [math.exp(-case.error) for case in found]
+    ratios = [math.exp(-case.error) for case in cases]
     return round(statistics.fmean(least <= ratio <= most for ratio in ratios), 2)
 
 
-def within_others(found: Sequence[Case]) -> dict[str, float]:
+def within_others(cases: Sequence[Case]) -> dict[str, float]:
     """Return, for each benchmark, the share of its cases in the range of all others."""
     result = {}
-    for name in sorted({case.benchmark for case in found}):
-        others = [case for case in found if case.benchmark != name]
-        own = [case for case in found if case.benchmark == name]
+    for name in sorted({case.benchmark for case in cases}):
+        others = [case for case in cases if case.benchmark != name]
+        own = [case for case in cases if case.benchmark == name]
         result[name] = within(own, *spread(others))
     return result
 

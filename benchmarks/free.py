@@ -1,10 +1,11 @@
 """How much of the energy of new inputs is free after one task: `python -m benchmarks.free`.
 
 A network learns the first task of CIFAR-100. From the same weights, every line of the experiment
-`room` computes its bases, as in its run. A layer can change its output for an input only through
-what is left of the input when it is projected as gradients are: the part outside the layer's basis.
-So what is measured is the share of energy left, for test images of the first task, and for training
-images of the second, which comes next. Lines of CGP also have the number of groups.
+`directions` computes its bases, as in its run, and so do those of `MORE`. A layer can change its
+output for an input only through what is left of the input when it is projected as gradients are:
+the part outside the layer's basis. So what is measured is the share of energy left, for test images
+of the first task, and for training images of the second, which comes next. Lines of CGP also have
+the number of groups.
 """
 
 import json
@@ -36,6 +37,13 @@ from classgrad.tasks import Split, Task, batches
 
 OUT = Path(__file__).parent.parent / "results" / "free.json"
 BATCH, IMAGES = 64, 960
+# Bases that no run of the experiment has.
+MORE: dict[str, dict[str, Any]] = {
+    "CGP + BR, algorithm, η 0.5, any samples": {"similarity": 0.5, "correct_only": False},
+    "CGP + BR, released, any samples": {"reading": "released", "correct_only": False},
+    "CGP + BR, algorithm, centred, η 0.2": {"similarity": 0.2, "centred": True},
+    "CGP + BR, algorithm, centred, η 0": {"similarity": 0.0, "centred": True},
+}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -48,7 +56,7 @@ def study(
     """Learn one task, compute bases in several ways, and measure the share they leave free."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     console = Console()
-    experiment = experiments.load("room")
+    experiment = experiments.load("directions")
     plan = make_plan(experiment.benchmark, "finetune", seed=seed)
     stream = load_stream(plan, data_dir)
     run = Run(plan, stream)
@@ -63,8 +71,14 @@ def study(
     }
     results = describe_machine(sys.argv[1:], quick=False)
     results["command"] = " ".join(["python -m benchmarks.free", *sys.argv[1:]])
-    results["seed"], results["accuracy"], results["lines"] = seed, run.record.average_accuracy, []
-    for line in experiment.lines:
+    results["seed"], results["learning_rate"] = seed, plan.training.learning_rate
+    results["accuracy"], results["lines"] = run.record.average_accuracy, []
+    base = {"reading": "algorithm", "contrast": 0.0}
+    more = [
+        experiments.Line(label=label, method="cgp", values={**base, **values})
+        for label, values in MORE.items()
+    ]
+    for line in [*experiment.lines, *more]:
         with console.status(line.label):
             method = protected(Run(line.plan(experiment.benchmark, "fast", seed), stream), weights)
         measured = layers(method, energies)
@@ -124,7 +138,7 @@ def remover(method: Projected, site: str) -> Tensor:
     subspace = method.subspaces[site]
     bases = [subspace.basis]
     if isinstance(method, CGP) and method.refining().projection == "in_turn":
-        bases = method.groups[site].bases
+        bases = method.groups[site].exact_bases()
     product = torch.eye(subspace.dimension, dtype=torch.float64)
     for basis in bases:
         product = linalg.remove(product, basis)
@@ -137,7 +151,7 @@ def free_share(projection: Tensor, gram: Tensor) -> float:
     >>> free_share(torch.diag(torch.tensor([0.0, 1, 1])), torch.diag(torch.tensor([3.0, 1, 0])))
     0.25
     """
-    return float((projection.T @ gram @ projection).trace() / gram.trace())
+    return float((projection * (gram @ projection)).sum() / gram.trace())
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from classgrad.cli import fail
 from classgrad.cli.options import DataDir
 from classgrad.cli.run import progress_bar
 from classgrad.errors import UserError
-from classgrad.methods.structure.hat import Gate
+from classgrad.methods.structure.hat import HAT, Gate
 from classgrad.runs.run import Run, load_stream
 from classgrad.runs.spec import make_plan
 
@@ -42,6 +42,8 @@ def study(
     results["seed"], results["rates"] = seed, []
     for rate in RATES:
         plan = make_plan("split-cifar100", "hat", seed=seed, values={"embedding_rate": rate})
+        assert isinstance(plan.method, HAT)
+        results["steepness"] = plan.method.steepness
         run = Run(plan, load_stream(plan, data_dir))
         gates = {gate.name: gate for gate in run.net.modules() if isinstance(gate, Gate)}
         with progress_bar(console, run) as observer:

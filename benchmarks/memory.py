@@ -50,8 +50,8 @@ def main() -> None:
         methods[name] = json.loads(process.stdout)
         added = (methods[name]["peak"] - methods[name]["before"]) / MEGABYTE
         print(f"{number:2} of {len(METHODS)}  {name:10} {added:6.0f} MB", flush=True)
-    found = {**machine, "note": NOTE, "limits": LIMITS, "methods": methods}
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    content = {**machine, "note": NOTE, "limits": LIMITS, "methods": methods}
+    RESULTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def learn(method: str, tasks: int = TASKS) -> dict[str, int]:

@@ -55,19 +55,19 @@ RIDGES = [10.0**exponent for exponent in range(-8, 9)]  # as in its code
 
 def main(parts: Sequence[str]) -> None:
     """Measure some parts, or all, and write the figures."""
-    found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    content = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     train, test = photos("train"), photos("test")
     for name in parts or PARTS:
         machine = describe_machine([], quick=False) | {"command": "python -m benchmarks.photos"}
-        found[name] = {**machine, **PARTS[name](train, test)}
-        print(name, json.dumps(found[name]["figures"]), flush=True)
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        content[name] = {**machine, **PARTS[name](train, test)}
+        print(name, json.dumps(content[name]["figures"]), flush=True)
+        RESULTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def photos(part: str) -> Split:
     """Return the photos of CIFAR-100."""
-    found = load("cifar100", data_dir(), part)
-    return Split(found.images, found.labels)
+    data = load("cifar100", data_dir(), part)
+    return Split(data.images, data.labels)
 
 
 def near_and_far(known: Sequence[int], others: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -101,7 +101,7 @@ def sizes(subspace: Subspace) -> dict[str, int]:
     narrow = min(r, d - r)
     return {
         "rank": r,
-        "basis_bytes": subspace.memory_bytes,
+        "basis_bytes": 4 * d * r,
         "side_bytes": 4 * d * narrow,
         "projection_flops": 4 * BATCH * d * narrow,
     }

@@ -178,7 +178,7 @@ def measure_model(name: str, images: int = IMAGES) -> dict[str, Any]:
         "seconds": seconds,
         "dimensions": sum(layer.dimension for layer in layers),
         "rank": sum(layer.rank for layer in layers),
-        "basis_bytes": sum(8 * layer.dimension * layer.rank for layer in layers),
+        "basis_bytes": sum(4 * layer.dimension * layer.rank for layer in layers),
         "peak_bytes": peak,
     }
 

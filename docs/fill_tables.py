@@ -11,14 +11,16 @@ folders of runs, relative to the root of the repository. The other markers are:
 - `<!-- memory -->`: what `make memory` measured
 - `<!-- peers -->`: what `make peers` measured
 - `<!-- photos -->`: what `make photos` measured
+- `<!-- trust -->`, `<!-- printed -->`, `<!-- remains -->`: what `make trust` measured
 - `<!-- masks -->`: how many units HAT's training switches
 - `<!-- studies: FOLDER -->`: what `classgrad tune` tried of one setting, method by method
 - `<!-- experiment: NAME -->`: the results of an experiment beside the paper's figures
+- `<!-- paired: NAME -->`: what its lines lack to the best one, paired by seed
 - `<!-- curve: NAME -->`: its average accuracy after each task
 - `<!-- learnt: NAME -->`: its accuracy on each task when learnt, and at the end
-- `<!-- room: NAME -->`: the protected directions of each layer
+- `<!-- directions: NAME -->`: the protected directions of each layer
 
-The last four read `results/paper`.
+The last five read `results/paper`.
 """
 
 import json
@@ -30,6 +32,7 @@ from typing import Any
 from classgrad.cli.experiments import measured
 from classgrad.experiments import spec as experiments
 from classgrad.experiments.compare import compare
+from classgrad.methods import METHODS
 from classgrad.report.terminal import markdown
 from classgrad.report.text import markdown_table, number
 from classgrad.runs.record import RunRecord
@@ -38,12 +41,12 @@ ROOT = Path(__file__).parent.parent
 RECIPE = "fast"  # of the runs that repeat the paper
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PAPER = re.compile(
-    r"(<!-- (experiment|curve|learnt|room): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- (experiment|paired|curve|learnt|directions): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
 STUDIES = re.compile(r"(<!-- studies: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURES = re.compile(
     r"(<!-- (faults|fuzz|interop|uncounted|guards|speed|saving|memory|peers|photos|masks|free"
-    r"|readings|forecast) -->\n)"
+    r"|readings|forecast|trust|printed|remains) -->\n)"
     r".*?(<!-- end -->)",
     re.DOTALL,
 )
@@ -69,6 +72,9 @@ def filled(page: str) -> str:
             "saving": (saving, "benchmarks/results.json"),
             "memory": (memory, "benchmarks/memory.json"),
             "photos": (photos, "results/photos.json"),
+            "trust": (trust, "results/trust.json"),
+            "printed": (printed, "results/trust.json"),
+            "remains": (remains, "results/trust.json"),
             "masks": (masks, "results/masks.json"),
             "peers": (peers, "benchmarks/peers.json"),
             "free": (free, "results/free.json"),
@@ -80,9 +86,10 @@ def filled(page: str) -> str:
     def paper(match: re.Match[str]) -> str:
         make = {
             "experiment": beside_the_paper,
+            "paired": behind_the_best,
             "curve": curve,
             "learnt": learnt,
-            "room": room,
+            "directions": directions,
         }[match[2]]
         return match[1] + make(experiments.load(match[3])) + match[4]
 
@@ -95,16 +102,21 @@ def paper_records() -> list[RunRecord]:
     return [RunRecord.load(path) for path in sorted((ROOT / "results/paper").glob("*/record.json"))]
 
 
+REPEATED = {None: "-", "repeated": "yes", "not repeated": "**no**", "open": "open"}
+
+
 def beside_the_paper(experiment: experiments.Experiment) -> str:
     """Return measured and published figures of an experiment, and the lines without a record."""
-    heads = ["", "ACC %", "BWT", "paper ACC %", "paper BWT", "difference", "repeated", "minutes"]
+    heads = ["", "ACC %", "BWT", "paper ACC %", "paper BWT", "difference", "repeated"]
+    heads += ["minutes", "kept, MB"]
     records = paper_records()
     found = experiment.records(records, RECIPE)
     compared = compare(experiment, records, RECIPE)
     sized = any(row.capacity.published for row in compared)
     rows = [heads + ["size %", "paper size %"] * sized]
     for row in (row for row in compared if row.seeds):
-        taken = [record.seconds.total / 60 for record in found[row.label] if record.complete]
+        ended = [record for record in found[row.label] if record.complete]
+        taken = [record.seconds.total / 60 for record in ended]
         sizes = row.capacity.mean, row.capacity.published
         rows.append(
             [
@@ -114,12 +126,29 @@ def beside_the_paper(experiment: experiments.Experiment) -> str:
                 number(row.accuracy.published),
                 number(row.transfer.published, signed=True),
                 number(row.accuracy.difference, signed=True),
-                {None: "-", True: "yes", False: "**no**"}[row.repeated],
+                REPEATED[row.verdict],
                 f"{sum(taken) / len(taken):.0f}" if taken else "-",
+                f"{statistics.fmean(record.memory_bytes for record in ended) / 1e6:.1f}",
                 *([f"{size:.0f}" if size else "-" for size in sizes] * sized),
             ]
         )
     return markdown_table(rows) + not_run([row.label for row in compared if not row.seeds])
+
+
+def behind_the_best(experiment: experiments.Experiment) -> str:
+    """Return what each line of several seeds lacks to the best one, paired by seed."""
+    rows = [row for row in compare(experiment, paper_records(), RECIPE) if len(row.seeds) > 1]
+    ones = [row for row in rows if not METHODS[row.method].joint]
+    if not ones:
+        return "No line has several seeds yet.\n"
+    best = max(ones, key=lambda row: row.accuracy.mean or 0)
+    heads = ["", "seeds", f"ACC less that of {best.label}, with its 95 % interval"]
+    lines = []
+    for row in rows:
+        ahead = row.ahead_of(best)
+        if row is not best and ahead:
+            lines.append([row.label, str(ahead.count), ahead.text()])
+    return markdown_table([heads, *lines])
 
 
 def not_run(labels: list[str]) -> str:
@@ -164,7 +193,7 @@ def when_learnt(record: RunRecord) -> list[float]:
     return [row[task] or 0.0 for task, row in enumerate(record.accuracy_matrix)]
 
 
-def room(experiment: experiments.Experiment) -> str:
+def directions(experiment: experiments.Experiment) -> str:
     """Return the rank of each layer's basis, its dimension, and the accuracy on the tasks."""
     records = {label: r for label, r in finished(experiment).items() if r.layers}
     first = next(iter(records.values()))
@@ -379,6 +408,90 @@ def photos(found: dict[str, Any]) -> str:
         1e-9,
         below=True,
     )
+    return markdown_table(rows)
+
+
+def trust(found: dict[str, Any]) -> str:
+    """Return a table of what is promised of answers, files and memory, beside the goals."""
+    threads, exported, files = (found[part]["figures"] for part in ("threads", "exported", "files"))
+    rows = [["", "measured", "goal", "reached"]]
+
+    def count(what: str, value: int, of: int, goal: int = 0) -> None:
+        reached = "yes" if value == goal else "**no**"
+        rows.append([what, f"{value} of {of}", str(goal), reached])
+
+    def figure(what: str, value: str) -> None:
+        rows.append([what, value, "-", "-"])
+
+    for name, network in (
+        ("default", "the default network"),
+        ("own layers", "a network with norms of each task"),
+    ):
+        one = threads[name]
+        for key, how in (("with_task", "task given"), ("without_task", "task unknown")):
+            what = f"three threads, {network}, {how}: other answers than one thread has"
+            count(what, one[key]["differing"], one[key]["answers"])
+        learning = one["while_learning"]
+        what = f"a frozen copy, {network}, while the learner learns: other answers than before"
+        count(what, learning["differing"], learning["answers"])
+    for suffix, one in exported.items():
+        count(f"exported as `{suffix}`: photos with another class", one["differing"], one["photos"])
+        figure("the same: largest change of a probability", f"{one['probabilities_differ_by']:.0e}")
+    for megapixels, one in files["large"].items():
+        figure(
+            f"a JPEG of {megapixels} megapixels ({one['file_megabytes']:.0f} MB): processor time",
+            f"{one['processor_milliseconds']:.0f} ms",
+        )
+        figure(
+            "the same: peak of memory, on top of the learner's", f"{one['peak_megabytes']:.1f} MB"
+        )
+    batch = files["batch"]
+    sound = batch["files"] - batch["damaged"]
+    what = f"{batch['files']} files, {batch['damaged']} damaged: rows with an answer"
+    count(what, batch["answers"], batch["rows"], sound)
+    count("the same: rows that say why there is none", batch["reasons"], batch["rows"], 1)
+    count("the same: other answers than without the damaged file", batch["differing"], sound)
+    return markdown_table(rows)
+
+
+def printed(found: dict[str, Any]) -> str:
+    """Return a table of printed accuracies beside those on test photos, for each draw."""
+    rows = [["photos", "printed", "interval", "of images", "test photos", "inside the interval"]]
+    for key, what in (("sizes", "500, 500, 5 and 5"), ("scenes", "3 scenes of 5 shots")):
+        for draw in found["printed"]["figures"][key]:
+            said, accuracy = draw["printed"], draw["accuracy"]
+            inside = "yes" if said and said["low"] <= accuracy <= said["high"] else "**no**"
+            cells = ["-", "-", "-"]
+            if said:
+                interval = f"{said['low']:.0f} to {said['high']:.0f}"
+                cells = [f"{said['accuracy']:.1f} %", interval, str(said["samples"])]
+            rows.append([what, *cells, f"{accuracy:.1f} %", inside if said else "-"])
+    return markdown_table(rows)
+
+
+def remains(found: dict[str, Any]) -> str:
+    """Return a table of what attacks find of a class: learnt, forgotten, and with its images."""
+    sizes = found["forgetting"]["figures"]
+    heads = ["attack", "chance", *(f"{one['classes']} x {one['photos']}" for one in sizes)]
+    rows = [heads]
+    for attack, what, chance in (
+        ("nearest", "of 100 photos, the member is nearest to the class mean", "1 %"),
+        ("mean", "a member is nearer to the class mean than another photo", "0.50"),
+        ("kept", "a member is more like an embedding that is kept", "0.50"),
+        ("covariance", "a member is closer to what the shared covariance spans", "0.50"),
+        ("covariance_of_pairs", "the same of the difference of two members", "0.50"),
+        ("digests", "the digest of a member is in the state", "0 %"),
+        ("digests_of_others", "the digest of another photo is in the state", "0 %"),
+        ("task_digest", "of 10 photos, the one that completes a task is found", "10 %"),
+    ):
+        cells = []
+        for one in sizes:
+            values = [one[key][attack] for key in ("before", "forgotten", "forgotten with images")]
+            shown = [
+                f"{100 * x:.0f}" if "%" in chance else f"{x:.2f}" for x in values if x is not None
+            ]
+            cells.append(", ".join(shown) + " %" * ("%" in chance) if shown else "-")
+        rows.append([what, chance, *cells])
     return markdown_table(rows)
 
 

@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -48,6 +49,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker("quick")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish():
+    """Look for garbage less often, and not in modules and tests: it takes a sixth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from classgrad import defaults
 from classgrad.benchmarks import BENCHMARKS
 from classgrad.benchmarks.folder import FolderOptions
 from classgrad.cli import tables
 from classgrad.experiments import spec as experiments
+from classgrad.experiments.spec import Experiment, Published
 from classgrad.methods import METHODS
 from classgrad.networks import NETWORKS
 from classgrad.runs import recipes
@@ -23,7 +25,7 @@ FILE = Path(tables.__file__).with_name("tables.json")
 
 
 def of_code() -> dict[str, Any]:
-    """Return all tables by title, and the settings of every entry."""
+    """Return all tables by title, the settings of every entry, and the lines of experiments."""
     settings: dict[str, type[Settings]] = {
         "training": Training,
         **METHODS,
@@ -43,18 +45,51 @@ def of_code() -> dict[str, Any]:
             "experiments": {name: experiments.load(name).title for name in experiments.names()},
         },
         "settings": {name: described(kind) for name, kind in settings.items()},
+        "experiments": {name: lines(experiments.load(name)) for name in experiments.names()},
     }
 
 
-def described(settings: type[Settings]) -> dict[str, str]:
-    """Return the description and default of each setting, by its name and alias."""
+def described(settings: type[Settings]) -> dict[str, dict[str, Any]]:
+    """Return the description, default and alias of each setting, "" if it has no alias."""
     aliases = {name: alias for alias, name in settings.aliases.items()}
     return {
-        f"{name} ({aliases[name]})" if name in aliases else name: (
-            f"{field.description} (default {json.dumps(field.default)})"
-        )
+        name: {
+            "description": field.description,
+            "default": defaults.as_json(field.default),
+            "alias": aliases.get(name, ""),
+        }
         for name, field in settings.model_fields.items()
     }
+
+
+def lines(experiment: Experiment) -> dict[str, str]:
+    """Return what an experiment says of itself and of its lines."""
+    says = {"title": experiment.title, "source": experiment.source}
+    says |= {"benchmark": experiment.benchmark, "note": experiment.note.strip()}
+    rows = {name: value for name, value in says.items() if value}
+    for line in experiment.lines:
+        parts = [f"method {line.method}", *values(line.values)]
+        for recipe, others in line.recipes.items():
+            parts.append(f"with recipe {recipe} {', '.join(values(others))}")
+        rows[line.label] = ", ".join(parts) + published(line.paper)
+    return rows
+
+
+def values(given: dict[str, Any]) -> list[str]:
+    """Return values as --set takes them."""
+    return [f"{name}={tables.as_text(value)}" for name, value in given.items()]
+
+
+def published(paper: Published | None) -> str:
+    """Return the published figures of a line, if there are any."""
+    if paper is None:
+        return ""
+    figures = [f"ACC {paper.accuracy:g}"]
+    if paper.transfer_percent is not None:
+        figures.append(f"BWT {paper.transfer_percent + 0.0:+g}")  # no -0
+    if paper.capacity is not None:
+        figures.append(f"capacity {paper.capacity:g} %")
+    return f"; published: {', '.join(figures)}"
 
 
 def text() -> str:

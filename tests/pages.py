@@ -117,8 +117,12 @@ class Element:
         return only
 
     def rows(self):
-        """Return the lines of a table as lists of texts, without small print and badges."""
-        return [[_cell(c) for c in line.children] for line in self.all("tr")]
+        """Return the lines of a table as lists of texts, without small print and badges.
+
+        Cells that repeat others for narrow windows are left out.
+        """
+        lines = [[c for c in line.children if isinstance(c, Element)] for line in self.all("tr")]
+        return [[_cell(c) for c in line if c["class"] != "rest"] for line in lines]
 
 
 def _cell(cell):

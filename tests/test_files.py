@@ -40,6 +40,12 @@ def test_content_comes_before_the_name_and_the_name_before_the_folder(tmp_path, 
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+def test_a_text_is_written_in_the_same_order(tmp_path, done):
+    files.write_text(tmp_path / "a", "η = 0.7\n")
+    assert (tmp_path / "a").read_bytes() == "η = 0.7\n".encode()
+    assert done[1:] == [("replace", "a"), ("fsync", ".")]
+
+
 def test_a_new_file_is_durable_and_never_overwrites(tmp_path, done):
     files.write_new(tmp_path / "a", [b"one ", memoryview(b"two")])
     assert done == [("fsync", "a")]

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from classgrad.methods import CGP, GPM, SGP, Method
     from classgrad.prediction.calibration import Prediction
     from classgrad.runs import recipes
+    from classgrad.runs.kept import Result
+    from classgrad.runs.load import load_run
     from classgrad.runs.record import RunRecord
     from classgrad.runs.run import run
     from classgrad.tasks import Split, Task, TaskStream
@@ -32,6 +34,7 @@ __all__ = [
     "Learner",
     "Method",
     "Prediction",
+    "Result",
     "RunRecord",
     "Split",
     "Task",
@@ -43,6 +46,7 @@ __all__ = [
     "benchmarks",
     "core",
     "leakage",
+    "load_run",
     "methods",
     "metrics",
     "networks",
@@ -62,6 +66,7 @@ _HOMES = {
     "Learner": "learner.learner",
     "Method": "methods",
     "Prediction": "prediction.calibration",
+    "Result": "runs.kept",
     "RunRecord": "runs.record",
     "SGP": "methods",
     "Split": "tasks",
@@ -71,6 +76,7 @@ _HOMES = {
     "UserError": "errors",
     "attach": "guard.attach",
     "leakage": "learner.drift",
+    "load_run": "runs.load",
     "register_layer": "core",
     "run": "runs.run",
 }

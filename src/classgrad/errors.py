@@ -19,6 +19,10 @@ class UserError(ValueError):
         self.hint = hint
 
 
+class Diverged(UserError):
+    """Training has diverged: a loss, a gradient or an input of a layer became NaN or infinite."""
+
+
 class RequirementNotMet(UserError):
     """A task was learnt, but not as required, so the learner is as it was; exit code 3."""
 
@@ -32,6 +36,16 @@ def shown(value: object) -> str:
     text = str(value)
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= 300 else text[:297] + "..."
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things.
+
+    >>> counted(1, "task"), counted(2000, "class")
+    ('1 task', '2,000 classes')
+    """
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

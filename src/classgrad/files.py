@@ -44,6 +44,11 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
         part.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, atomically."""
+    write_atomic(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
 def put_in_place(part: Path, path: Path) -> None:
     """Give a finished file its final name, durably; replace any file of that name."""
     sync_file(part)

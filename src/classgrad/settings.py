@@ -17,7 +17,8 @@ class Settings(BaseModel):
 
     `aliases` maps a paper's symbol to its field, so that `eta=0.8` and `similarity=0.8` mean the
     same. `renamed` does so for former names of fields, and `removed` migrates the values of
-    settings that no longer exist, so that older files stay readable.
+    settings that no longer exist, so that older files stay readable. Of the fields in one part of
+    `exclusive` at most one can be given; it takes the place of one that only a recipe gives.
 
     Type checkers take the arguments of a class from its fields, by pydantic's dataclass_transform.
     An alias is declared to them as one more argument, which is not an attribute:
@@ -31,6 +32,7 @@ class Settings(BaseModel):
     aliases: ClassVar[dict[str, str]] = {}
     renamed: ClassVar[dict[str, str]] = {}
     removed: ClassVar[dict[str, Migration]] = {}
+    exclusive: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     if TYPE_CHECKING:
 
@@ -41,6 +43,7 @@ class Settings(BaseModel):
 
         def __init__(self, /, **values: Any) -> None:
             named = self.by_name(values)
+            self.refuse_exclusive(named)
             try:
                 super().__init__(**named)
             except ValidationError as error:
@@ -85,13 +88,33 @@ class Settings(BaseModel):
             current |= cls.removed[name](value) if name in cls.removed else {name: value}
         return {cls.field_of(name): value for name, value in current.items()}
 
+    @classmethod
+    def excluded_by(cls, name: str) -> set[str]:
+        """Return the fields that cannot be given with this one."""
+        return {n for part in cls.exclusive if name in part for n in part if n != name}
+
+    @classmethod
+    def refuse_exclusive(cls, named: Mapping[str, Any]) -> None:
+        """Refuse values, by field name, of which one excludes another; None does not."""
+        given = [name for name, value in named.items() if value is not None]
+        for name in given:
+            other = cls.excluded_by(name).intersection(given)
+            if other:
+                raise UserError(f"'{name}' and '{min(other)}' exclude each other: give one of them")
+
+    @classmethod
+    def combined(cls, values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values by field name with the given ones in the place of those they replace."""
+        replaced = {n for n, v in given.items() if v is not None for n in cls.excluded_by(n)}
+        return {**{n: v for n, v in values.items() if n not in replaced}, **given}
+
     def given(self) -> dict[str, Any]:
         """Return the values that were given explicitly, without defaults."""
         return self.model_dump(exclude_unset=True)
 
     def replace(self, **values: Any) -> Self:
         """Return a copy with some values changed, validated like a new one."""
-        return type(self)(**{**self.given(), **self.by_name(values)})
+        return type(self)(**self.combined(self.given(), self.by_name(values)))
 
     @classmethod
     def _one_line(cls, error: ValidationError, given: dict[str, Any]) -> str:

@@ -27,8 +27,8 @@ def load(kind: type[Model], package: str, name: str) -> Model:
     elif name.endswith(".toml"):
         try:
             text = Path(name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{what} '{name}' cannot be read: {shown(error)}") from None
+        except (OSError, ValueError) as error:  # a ValueError: not UTF-8, or a zero in the name
+            raise UserError(f"{what} '{shown(name)}' cannot be read: {shown(error)}") from None
     else:
         raise unknown(what, name, names(package))
     try:
@@ -36,11 +36,11 @@ def load(kind: type[Model], package: str, name: str) -> Model:
         # A hexadecimal number can have any length, and a record could not hold it.
         json.dumps(table, default=str)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{what} '{name}' is not TOML: {shown(error)}") from None
+        raise UserError(f"{what} '{shown(name)}' is not TOML: {shown(error)}") from None
     try:
         return kind(**{"name": Path(name).stem, **table})
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         message = f"{place}: {first['msg']}" if place else first["msg"]
-        raise UserError(f"{what} '{name}': {shown(message)}") from None
+        raise UserError(f"{what} '{shown(name)}': {shown(message)}") from None

@@ -32,8 +32,14 @@ def served(tmp_path):
 
 
 def names(tab):
-    heads = tab.locator("#comparison-1 tbody th")
-    return heads.evaluate_all("all => all.map((head) => head.firstChild.textContent.trim())")
+    heads = tab.locator("#best-1 tbody th")
+    return heads.evaluate_all("all => all.map((head) => head.dataset.value)")
+
+
+def open_runs(tab, method):
+    """Open the list of runs, and the runs of a method in it."""
+    tab.locator("#runs details.list > summary").click()
+    tab.locator("#runs .runs summary").filter(has_text=method).click()
 
 
 def test_runs_appear_and_are_updated_by_themselves(opened, served):
@@ -57,7 +63,7 @@ def test_what_a_reader_did_to_the_page_stays(opened, served):
     for method in ("cgp", "gpm", "finetune"):
         learnt(method, runs)
     tab = opened(address, at=address)
-    method = tab.locator("#comparison-1 thead th").filter(has_text="method")
+    method = tab.locator("#best-1 thead th").filter(has_text="method")
     method.get_by_role("button").click()
     method.get_by_role("button").click()
     assert names(tab) == ["gpm", "finetune", "cgp"]
@@ -66,7 +72,7 @@ def test_what_a_reader_did_to_the_page_stays(opened, served):
     tab.evaluate("window.scrollTo(0, 700)")
     assert tab.evaluate("window.scrollY") == 700
     learnt("multitask", runs)
-    tab.locator("#comparison-1 tbody th").filter(has_text="multitask").wait_for()
+    tab.locator("#best-1 tbody th").filter(has_text="multitask").wait_for()
     assert names(tab) == ["multitask", "gpm", "finetune", "cgp"]
     assert method.get_attribute("aria-sort") == "descending"
     assert tab.evaluate("window.scrollY") == 700
@@ -80,20 +86,20 @@ def test_what_a_reader_did_to_a_benchmark_stays_with_it_when_another_comes_befor
         learnt(method, runs / "z")
     tab = opened(address, at=address)
     own = tab.locator("section[data-stream*=permuted-digits]")
-    tab.locator("#runs summary").filter(has_text="cgp").click()
-    method = own.locator("table.sortable thead th").filter(has_text="method")
+    open_runs(tab, "cgp")
+    method = own.locator("table.best thead th").filter(has_text="method")
     method.get_by_role("button").click()
     method.get_by_role("button").click()
     assert names(tab) == ["gpm", "cgp"]
-    own.locator("summary").first.click()
+    own.locator("details.all > summary").click()
     learnt("finetune", runs / "a", benchmark="another")
     tab.locator("h2").filter(has_text="another").wait_for()
     other = tab.locator("section[data-stream*=another]")
     assert other.get_attribute("id") == "benchmark-1"
     assert other.locator("details[open]").count() == 0
-    assert own.locator("details").first.get_attribute("open") is not None
+    assert own.locator("details.all").get_attribute("open") is not None
     assert method.get_attribute("aria-sort") == "descending"
-    assert tab.locator("#runs details[open] summary").all_inner_texts() == ["cgp, seed 4"]
+    assert tab.locator("#runs .runs details[open] > summary").all_inner_texts() == ["cgp, seed 4"]
 
 
 def test_an_opened_run_stays_the_opened_one_when_another_overtakes_it(opened, served):
@@ -101,17 +107,17 @@ def test_an_opened_run_stays_the_opened_one_when_another_overtakes_it(opened, se
     learnt("cgp", runs, average_accuracy=90.0)
     learnt("gpm", runs, average_accuracy=80.0)
     tab = opened(address, at=address)
-    tab.locator("#runs summary").filter(has_text="cgp").click()
+    open_runs(tab, "cgp")
     learnt("gpm", runs, average_accuracy=95.0, complete=False)
     learnt("finetune", runs, average_accuracy=99.0, layers=[])
     tab.get_by_text("5 of 5 tasks learnt").wait_for()
     assert names(tab) == ["finetune", "cgp", "gpm"]
-    assert tab.locator("#runs details[open] summary").all_inner_texts() == ["cgp, seed 4"]
+    assert tab.locator("#runs .runs details[open] > summary").all_inner_texts() == ["cgp, seed 4"]
     assert tab.evaluate("document.activeElement.textContent") == "cgp, seed 4"
     learnt("gpm", runs, average_accuracy=95.0)
     tab.get_by_text("5 of 5 tasks learnt").wait_for(state="detached")
     assert names(tab) == ["finetune", "gpm", "cgp"]
-    assert tab.locator("#runs details[open] summary").all_inner_texts() == ["cgp, seed 4"]
+    assert tab.locator("#runs .runs details[open] > summary").all_inner_texts() == ["cgp, seed 4"]
 
 
 def test_new_content_is_as_alive_as_the_first(opened, served):
@@ -122,13 +128,13 @@ def test_new_content_is_as_alive_as_the_first(opened, served):
     learnt("cgp", runs)
     tab.get_by_text("2 of 5 tasks learnt").wait_for(state="detached")
     before = names(tab)
-    method = tab.locator("#comparison-1 thead th").filter(has_text="method")
+    method = tab.locator("#best-1 thead th").filter(has_text="method")
     method.get_by_role("button").click()
     assert names(tab) == ["cgp", "gpm"]
     method.get_by_role("button").click()
     assert names(tab) == ["gpm", "cgp"]
     assert sorted(before) == ["cgp", "gpm"]
-    mark = tab.locator("figure.figure [data-tip]").last
+    mark = tab.locator("figure[data-kind=matrix] [data-tip]").last
     mark.hover(force=True)
     told = tab.get_by_role("tooltip").inner_text()
     assert told.splitlines()[0] == mark.get_attribute("data-tip")

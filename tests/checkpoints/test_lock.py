@@ -7,13 +7,17 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from checkpoints.hosts import Hosts, not_renewed, paused
 from classgrad import UserError
 from classgrad.checkpoints import Lock, lock
-from classgrad.checkpoints.lock import in_use, start_of
+from classgrad.checkpoints.lock import InUse, LockLost, in_use, lock_above, start_of
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
@@ -59,6 +63,8 @@ def test_the_file_names_its_owner_and_goes_with_the_block(tmp_path):
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "started": start_of(os.getpid()),
+            "expires_after": 600,
+            "token": own.token,
         }
         assert os.listdir(folder) == ["lock.json"]
         with open(own.path) as file, pytest.raises(BlockingIOError):
@@ -112,6 +118,10 @@ def test_others_can_see_whether_a_folder_is_in_use(tmp_path, sleeper):
         assert in_use(tmp_path)
     write_lock(tmp_path, host="elsewhere")
     assert in_use(tmp_path)
+    write_lock(tmp_path, host="elsewhere", expires_after=600)
+    assert in_use(tmp_path)
+    not_renewed(tmp_path / "lock.json")
+    assert not in_use(tmp_path)
     (tmp_path / "lock.json").write_text("{")
     assert not in_use(tmp_path)
 
@@ -137,6 +147,206 @@ def test_a_lock_of_another_host_is_refused(tmp_path):
         f"in use by process {2**22 + 1} on 'elsewhere'",
         f"if that process is gone, remove '{tmp_path / 'lock.json'}'",
     )
+
+
+# Locks that expire
+
+
+@pytest.fixture
+def hosts(monkeypatch):
+    return Hosts(monkeypatch)
+
+
+@pytest.fixture
+def elsewhere(tmp_path, hosts):
+    """Give the lock of a process on another host."""
+    own = hosts.take("elsewhere", tmp_path)
+    yield own
+    with hosts.on("elsewhere"):
+        own.release()
+
+
+def test_an_owner_renews_its_lock_until_it_is_released(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "RENEWED_EVERY", 0.001)
+    before = threading.enumerate()
+    with Lock(tmp_path) as own:
+        (thread,) = set(threading.enumerate()) - set(before)
+        assert thread.daemon
+        not_renewed(own.path)
+        end = time.monotonic() + 30
+        while time.time() - own.path.stat().st_mtime > 60 and time.monotonic() < end:
+            time.sleep(0.001)
+        assert time.time() - own.path.stat().st_mtime < 60
+    thread.join(30)
+    assert not thread.is_alive()
+    own.renew()  # of no effect
+
+
+@pytest.mark.parametrize(("minutes", "left"), [(0, 10), (1.5, 9), (7.4, 3)])
+def test_a_lock_of_another_host_that_was_renewed_is_refused_at_once(
+    tmp_path, hosts, elsewhere, minutes, left
+):
+    not_renewed(elsewhere.path, minutes)
+    refused(
+        tmp_path,
+        f"process {os.getpid()} on 'elsewhere': wait until it ends, or stop it; if it is gone, "
+        f"try again in {left} minutes, or remove '{elsewhere.path}'",
+    )
+    assert hosts.now == 0
+    elsewhere.refuse_lost()
+
+
+def test_a_lock_of_another_host_that_was_not_renewed_is_taken_over(
+    tmp_path, hosts, elsewhere, caplog
+):
+    not_renewed(elsewhere.path)
+    with Lock(tmp_path) as own:
+        assert 150 <= hosts.now < 152  # it was watched for so many seconds
+        own.refuse_lost()
+        assert lock_above(tmp_path / "checkpoints") is own
+        assert os.listdir(tmp_path) == ["lock.json"]
+        with pytest.raises(LockLost, match=r"'first' has taken over .*: nothing was") as caught:
+            elsewhere.refuse_lost()
+        assert "\n" not in str(caught.value)
+        not_renewed(own.path, 5)
+        elsewhere.renew()
+        assert time.time() - own.path.stat().st_mtime > 60  # what is not its own is not renewed
+        elsewhere.release()
+        own.refuse_lost()
+        refused(tmp_path)
+    (said,) = caplog.messages
+    assert said.startswith(f"'{tmp_path}' is locked by process {os.getpid()} on 'elsewhere'")
+    assert said.endswith("taking over in 150 seconds")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("parts", [{}, {"expires_after": None}, {"expires_after": 1}])
+@pytest.mark.parametrize("minutes", [11, 1e6])
+def test_a_lock_that_does_not_say_that_it_is_renewed_never_expires(tmp_path, hosts, parts, minutes):
+    write_lock(tmp_path, host="elsewhere", **parts)
+    not_renewed(tmp_path / "lock.json", minutes)
+    refused(tmp_path, "on 'elsewhere': if that process is gone, remove")
+
+
+@pytest.mark.parametrize("minutes", [11, 60, -60])
+def test_whatever_its_clock_says_an_owner_that_renews_its_lock_keeps_it(
+    tmp_path, hosts, elsewhere, minutes
+):
+    """On some filesystems the time of a file is that of the host that writes it."""
+
+    def renew():
+        if hosts.now % 60 == 50:
+            not_renewed(elsewhere.path, minutes - hosts.now / 60)
+
+    hosts.meanwhile = renew
+    not_renewed(elsewhere.path, minutes)
+    refused(tmp_path, "wait until it ends, or stop it; if it is gone, try again in 10 minutes")
+    assert hosts.now == 50
+    elsewhere.refuse_lost()
+
+
+def test_a_lock_that_is_released_while_it_is_watched_is_had_at_once(tmp_path, hosts, elsewhere):
+    hosts.meanwhile = elsewhere.release
+    not_renewed(elsewhere.path)
+    takes_over(tmp_path)
+    assert hosts.now < 2
+
+
+def test_of_two_that_take_over_at_once_one_wins(tmp_path, hosts, elsewhere):
+    def overtake():
+        if hosts.now == 150:  # what the other has watched for, while this one was slower
+            hosts.meanwhile = lambda: None
+            others.append(hosts.take("third", tmp_path))
+
+    others, hosts.meanwhile = [], overtake
+    not_renewed(elsewhere.path)
+    with pytest.raises(UserError, match=r"in use by process .* on 'third'"):
+        Lock(tmp_path).__enter__()
+    others[0].refuse_lost()
+    others[0].release()
+    assert os.listdir(tmp_path) == []
+
+
+def test_of_two_that_take_over_one_wins_wherever_the_other_is_paused(tmp_path, hosts, monkeypatch):
+    monkeypatch.setattr(lock, "LOOK_EVERY", 75)
+    winners, at, reached = [], 0, True
+    while reached:
+        at += 1
+        folder = tmp_path / str(at)
+        gone, second, third = hosts.take("elsewhere", folder), Lock(folder), Lock(folder)
+        not_renewed(gone.path)
+
+        def overtake(third=third):
+            with hosts.on("third"), suppress(InUse):
+                third.__enter__()
+
+        with monkeypatch.context() as patch:
+            operations = paused(patch, at, overtake)
+            with suppress(InUse):
+                second.__enter__()
+            reached = operations() >= at
+        if not reached:  # it was not paused
+            overtake()
+        owners = [one for one in (second, third) if one._handle is not None]
+        assert len(owners) == 1
+        owners[0].refuse_lost()
+        winners.append(owners[0] is second)
+        gone.release()
+        owners[0].release()
+        assert os.listdir(folder) == []
+    assert winners == sorted(winners)  # whoever comes first
+    assert {*winners} == {True, False}
+
+
+def test_a_process_that_is_killed_while_it_takes_over_does_not_keep_others_out(
+    tmp_path, hosts, elsewhere, monkeypatch
+):
+    not_renewed(elsewhere.path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        patch.setattr(Path, "unlink", killed)
+        with pytest.raises(Killed):
+            hosts.take("third", tmp_path)
+    part, claim = sorted(tmp_path.glob(".lock.json-*"))
+    assert part.samefile(claim)
+    with pytest.raises(UserError, match="just being taken over by another process: wait until"):
+        Lock(tmp_path).__enter__()
+    not_renewed(claim)
+    with Lock(tmp_path) as own:
+        assert [path.name for path in tmp_path.iterdir()].count("lock.json") == 1
+        own.refuse_lost()
+    not_renewed(next(tmp_path.glob(".*")), 25 * 60)
+    takes_over(tmp_path)  # and what a process left that was killed long ago is gone
+
+
+class Killed(BaseException):
+    """The end of a process that can do nothing more."""
+
+
+def killed(*_given, **_named):
+    raise Killed
+
+
+def test_an_owner_whose_lock_is_removed_by_hand_stops(tmp_path):
+    with Lock(tmp_path) as own:
+        own.path.unlink()
+        with pytest.raises(LockLost, match="taken over, removed or damaged: nothing was overw"):
+            own.refuse_lost()
+        own.path.write_text("{")
+        with pytest.raises(LockLost, match="taken over, removed or damaged: nothing was overw"):
+            own.refuse_lost()
+
+
+def test_without_times_of_files_a_lock_does_not_expire(tmp_path, hosts, monkeypatch):
+    def fail(*_):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "utime", fail)
+        own = hosts.take("elsewhere", tmp_path)
+    not_renewed(own.path)
+    refused(tmp_path, "on 'elsewhere': if that process is gone, remove")
+    own.release()
 
 
 def test_a_lock_that_another_process_took_over_a_moment_ago_is_respected(

@@ -132,3 +132,17 @@ def test_in_another_thread_signals_are_left_to_the_main_one(tmp_path):
     thread.start()
     thread.join()
     assert seen == [before, {"step": 1}]
+
+
+def test_a_file_that_is_shown_late_is_waited_for(tmp_path, monkeypatch):
+    path = tmp_path / "runs" / "lock.json"
+    monkeypatch.setattr(manager, "FILE_TIMEOUT", 0.0)
+    assert not manager.wait_for_file(path)
+    monkeypatch.setattr(manager, "FILE_TIMEOUT", 30.0)
+    monkeypatch.setattr(manager.time, "sleep", lambda seconds: show(path))
+    assert manager.wait_for_file(path)
+
+
+def show(path):
+    path.parent.mkdir()
+    path.touch()

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from checkpoints.hosts import Hosts, not_renewed, paused
 from classgrad import UserError, __version__
-from classgrad.checkpoints import BadCheckpoint, Store, files
+from classgrad.checkpoints import BadCheckpoint, Lock, Store, files
 from classgrad.checkpoints.files import Manifest, parse_manifest
+from classgrad.checkpoints.lock import LockLost
 from states import example, same
 
 DATA = Path(__file__).parent / "data"
@@ -100,9 +103,10 @@ def test_everything_is_on_disk_before_it_counts_and_before_anything_is_removed(t
         real = getattr(module, name)
 
         def noted(first, *rest, **named):
-            what = os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else str(first)
+            what = os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else first
             if name != "rmtree" or Path(what).exists():
-                done.append((name, os.path.relpath(what, two)))
+                path = os.path.relpath(two / what, two)
+                done.append((name, re.sub("[0-9a-f]{32}", "*", path)))
             return real(first, *rest, **named)
 
         monkeypatch.setattr(module, name, noted)
@@ -111,14 +115,15 @@ def test_everything_is_on_disk_before_it_counts_and_before_anything_is_removed(t
         note(module, name)
     Store(two).save(example(3))
     assert done == [
-        ("fsync", ".part-000003/state.json"),
-        ("fsync", ".part-000003/tensors.safetensors"),
-        ("fsync", ".part-000003/manifest.json"),
-        ("fsync", ".part-000003"),
-        ("rename", ".part-000003"),
+        ("fsync", ".part-000003-*/state.json"),
+        ("fsync", ".part-000003-*/tensors.safetensors"),
+        ("fsync", ".part-000003-*/manifest.json"),
+        ("fsync", ".part-000003-*"),
+        ("rename", ".part-000003-*"),
         ("fsync", "."),
         ("rename", "000001"),
-        ("rmtree", ".part-000001"),
+        ("rename", ".part-000001-*"),
+        ("rmtree", ".part-*"),
     ]
 
 
@@ -443,6 +448,128 @@ def test_stopped_at_every_operation_or_killed_at_any_moment_nothing_said_is_lost
     assert inside > 10  # of the stops were inside a save
 
 
+# An owner that lost its lock
+
+
+@pytest.fixture
+def hosts(monkeypatch):
+    monkeypatch.setattr("classgrad.checkpoints.lock.LOOK_EVERY", 75)
+    return Hosts(monkeypatch)
+
+
+def test_an_owner_saves_and_clears_only_while_the_lock_is_its_own(tmp_path, hosts):
+    store = Store(tmp_path / "learning" / "checkpoints")
+    with Lock(tmp_path) as own:
+        store.save({"step": 1})
+        store.save({"step": 2})
+        not_renewed(own.path)
+        other = hosts.take("second", tmp_path)
+        for change in (lambda: store.save({"step": 3}), store.clear, store.undo):
+            with pytest.raises(UserError, match=r"'second' has taken over .*: nothing was over"):
+                change()
+        assert names(store.folder) == ["000001", "000002"]
+    other.release()
+    with Lock(tmp_path / "learning"):
+        store.save({"step": 3})
+        (tmp_path / "learning" / "lock.json").unlink()
+        with pytest.raises(UserError, match="taken over, removed or damaged: nothing was overw"):
+            store.save({"step": 4})
+    store.save({"step": 4})  # without a lock, whoever calls it has to know
+
+
+def test_what_is_there_can_be_asked_by_another_thread_while_an_owner_saves(tmp_path, monkeypatch):
+    store, asking = Store(tmp_path / "checkpoints"), Store(tmp_path / "checkpoints")
+    with Lock(tmp_path):
+        with monkeypatch.context() as patch:
+            operations = paused(patch, 0, None)
+            store.save({"step": 1})
+        for at in range(1, operations() + 1):
+            with monkeypatch.context() as patch:
+                paused(patch, at, lambda: (asking.is_stale(), asking.load()))
+                store.save({"step": at})
+            assert store.load().state == {"step": at}
+    for at in range(1, 4):
+        with Lock(tmp_path), monkeypatch.context() as patch:
+            paused(patch, at, lambda: half_saved(store))
+            asking.is_stale()
+            assert names(part_of(store)) == ["state.json"]
+
+
+def half_saved(store):
+    """Save as far as to the first file."""
+    assert not store.is_stale()
+    part_of(store).mkdir()
+    (part_of(store) / "state.json").touch()
+
+
+def part_of(store):
+    return store._part(999)
+
+
+def resave(store, loaded):
+    for number in (1, 2):
+        store.save({"step": loaded + number, "by": "second"})
+
+
+def start_again(store, loaded):
+    store.clear()
+    resave(store, loaded)
+
+
+def begin(store, loaded):
+    store._part(loaded + 1).mkdir(parents=True)
+
+
+@pytest.mark.parametrize("then", [begin, resave, start_again])
+@pytest.mark.parametrize("change", ["save", "clear"])
+def test_an_owner_that_is_paused_anywhere_and_wakes_up_later_overwrites_nothing(
+    tmp_path, hosts, monkeypatch, change, then
+):
+    """Another process takes over in the pause; it finds all that the owner has said is saved."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    at, ends = 0, []
+    while not ends or ends[-1] != "not paused":
+        at += 1
+        folder = tmp_path / str(at) / "checkpoints"
+        own, store, theirs = Lock(folder.parent).__enter__(), Store(folder), Store(folder)
+        for step in (1, 2):
+            store.save({"step": step})
+        seen = []
+
+        def take_over(own=own, theirs=theirs, seen=seen):
+            not_renewed(own.path)
+            with hosts.on("second"):
+                seen.append(hosts.take("second", own.folder))
+                loaded = theirs.load()
+                seen.append(loaded.state["step"] if loaded else 0)
+                then(theirs, seen[1])
+                seen.append(names(theirs.folder))
+
+        with monkeypatch.context() as patch:
+            paused(patch, at, take_over)
+            try:
+                store.save({"step": 3}) if change == "save" else store.clear()
+                ends.append("done" if seen else "not paused")
+            except LockLost:
+                ends.append("refused")
+        if seen:
+            other, step, there = seen
+            if change == "save":
+                assert step == (3 if ends[-1] == "done" else 2)
+            # What the owner saw before may be gone, but nothing that came later.
+            assert set(there) - set(names(folder)) <= {"000001", "000002"}
+            with hosts.on("second"):
+                if then is not begin:
+                    assert names(folder) == there
+                    assert theirs.load().state == {"step": step + 2, "by": "second"}
+                theirs.save({"step": 9})
+                assert theirs.load().state == {"step": 9}
+                assert not [name for name in names(folder) if name.startswith(".")]
+                other.release()
+        own.release()
+    assert {*ends} == {"refused", "done", "not paused"}
+
+
 # Nowhere to write
 
 
@@ -561,7 +688,9 @@ def test_what_cannot_be_removed_does_not_stop_a_save(two, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)
         Store(two).save(example(3))
-    assert names(two) == [".part-000001", "000002", "000003"]
+    part, *others = names(two)
+    assert part.startswith(".part-")
+    assert others == ["000002", "000003"]
     Store(two).save(example(4))
     assert names(two) == ["000003", "000004"]
 

@@ -141,6 +141,15 @@ def test_a_process_that_is_stopped_or_killed_resumes_to_the_same_bits(number, ca
     else:
         assert process.returncode == -number
     assert list(place.glob("state/learning/checkpoints/0*/manifest.json"))
+    code, out, err = call("info", "state")
+    assert (code, err) == (0, "")
+    assert "birds, the first task: repeat the command that was cut short to resume it" in out
+    assert "cgp" in out
+    assert "network    mlp, tune all, seed 1" in out
+    about = json.loads(call("info", "state", "--json")[1])
+    assert (about["tasks"], about["unfinished"]) == ([], "birds")
+    assert about["settings"]["training"]["epochs"] == 150
+    one_line(call("predict", "state", "birds/crow")[2], "'state' holds no learner")
     code, out, err = call(*LONG)
     assert (code, err) == (0, "")
     assert "resuming task 'birds', which was cut short" in out
@@ -256,9 +265,6 @@ def test_unreadable_images_are_listed_and_left_out_only_when_asked_for(call, pla
     code, out, _ = call(*BIRDS, "--skip-bad")
     assert code == 0
     assert "skipped 'birds/crow/bad.png': cannot identify it" in out
-    code, _, err = call("predict", "state", "birds/crow")
-    assert code == 2
-    one_line(err, "bad.png", "--skip-bad")
     code, out, err = call("predict", "state", "birds/crow", "--skip-bad", "--json")
     assert code == 0
     assert len(json.loads(out)) == 10
@@ -266,6 +272,34 @@ def test_unreadable_images_are_listed_and_left_out_only_when_asked_for(call, pla
     code, _, err = call("predict", "state", "birds/crow/bad.png", "--skip-bad")
     assert code == 2
     one_line(err, "no picture is left")
+
+
+def test_an_image_that_cannot_be_read_has_a_row_that_says_why(call, learnt, place):
+    (place / "birds" / "crow" / "04a.png").write_text("no image")
+    words = ["predict", "state", "none.png", "birds/crow", "--top", "2"]
+    code, out, err = call(*words, "--json")
+    assert code == 0
+    assert "2 of 12 images cannot be read" in err
+    rows = json.loads(out)
+    bad = {number: row for number, row in enumerate(rows) if row["error"]}
+    assert [row["file"] for row in bad.values()] == ["none.png", "birds/crow/04a.png"]
+    assert list(bad) == [0, 6]
+    assert bad[0]["error"] == "No such file or directory"
+    assert bad[6]["error"].startswith("cannot identify it as AVIF")
+    assert not any(row["classes"] or row["known"] for row in bad.values())
+    (place / "birds" / "crow" / "04a.png").unlink()
+    sound = json.loads(call("predict", "state", "birds/crow", "--top", "2", "--json")[1])
+    assert [row for row in rows if not row["error"]] == sound
+    _, out, _ = call(*words, "--csv")
+    header, first, *others = csv.reader(out.splitlines())
+    assert header[-1] == "error"
+    assert first == ["none.png", "", "", "", "false", "", "No such file or directory"]
+    assert len(others) == 20
+    assert all(row[-1] == "" for row in others)
+    assert "cannot be read: No such" in call(*words)[1]
+    code, out, err = call("predict", "state", "none.png")
+    assert (code, out) == (2, "")
+    one_line(err, "no picture is left: ", "none.png")
 
 
 def test_predictions_are_a_table_json_or_csv(call, learnt):
@@ -313,8 +347,10 @@ def test_info_shows_tasks_ranks_memory_and_settings(call, learnt):
         ["crow", "wren"],
         ["cod", "eel", "ray"],
     ]
-    assert [layer["rank"] for layer in result["room"]] == [one.rank for one in learner.forecast()]
-    assert [layer["classes_left"] for layer in result["room"]] == [
+    assert [layer["rank"] for layer in result["free_rank"]] == [
+        one.rank for one in learner.forecast()
+    ]
+    assert [layer["classes_left"] for layer in result["free_rank"]] == [
         one.classes_left for one in learner.forecast()
     ]
     weights = sum(value.nbytes for value in learner.net.state_dict().values())
@@ -402,6 +438,16 @@ def test_a_network_of_ones_own_is_found_from_where_one_is(call, place, monkeypat
     assert code == 0
     assert "your own, images 8 x 8" in out
     assert call(*FISH, *own)[0] == 0
+    # It may need another mean and deviation, from the first call on.
+    normalised = ["--set", "mean=[0.4,0.5,0.6]", "--set", "deviation=0.2"]
+    code, _, err = call("learn", "normalised", *words[2:], *own, *normalised)
+    assert (code, err) == (0, "")
+    assert "mean=[0.4, 0.5, 0.6] deviation=0.2" in call("info", "normalised")[1]
+    assert call("learn", "normalised", *FISH[2:], *own)[0] == 0
+    code, _, err = call("learn", "normalised", *FISH[2:], *own, "--set", "mean=0.5")
+    one_line(err, "was created with mean=(0.4, 0.5, 0.6), not (0.5,)")
+    code, _, err = call("learn", "new", *BIRDS[2:], "--set", "mean=0.5")
+    one_line(err, "unknown setting for mlp 'mean'")
     code, out, _ = call("predict", "state", "birds/crow/00.png", "--task", "birds", *own)
     assert code == 0
     assert "crow" in out
@@ -478,7 +524,7 @@ WRONG = {
     "unknown task": (["predict", "state", "birds/crow", "--task", "bird"], "mean 'birds'"),
     "unknown way": (["predict", "state", "birds/crow", "--by", "magic"], "magic"),
     "no picture": (["predict", "state", "birds/crow/none.png"], "none.png"),
-    "folder of folders": (["predict", "state", "birds"], "folder among pictures"),
+    "empty folder": (["predict", "state", "empty/dodo"], "'empty/dodo' holds no picture"),
     "two forms": (["predict", "state", "birds/crow", "--csv", "--json"], "contradict"),
     "forget an unknown task": (["forget", "state", "--task", "x", "--class", "crow"], "task 'x'"),
     "forget an unknown class": (["forget", "state", "--task", "birds", "--class", "x"], "'x'"),

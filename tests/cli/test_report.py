@@ -163,6 +163,9 @@ def test_markdown_and_csv_agree_with_the_page(call, runs, tmp_path):
     lines = (tmp_path / "t.md").read_text(encoding="utf-8").splitlines()
     cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
     assert cells[0] == shown[0]
+    free = cells[0].index("free rank")
+    assert [line.pop(free) for line in cells] == ["free rank", "---:", "55 % fc1", "55 % fc1"]
+    assert [line.pop(free) for line in shown] == ["free rank", "55 %", "55 %"]
     assert cells[2] == ["cgp (reference)", *shown[1][1:]]
     assert cells[3] == shown[2]
     first, second = csv.DictReader(io.StringIO((tmp_path / "t.csv").read_text(encoding="utf-8")))
@@ -176,15 +179,19 @@ def test_markdown_and_csv_agree_with_the_page(call, runs, tmp_path):
 
 def test_markdown_can_be_printed(call, runs):
     code, out, err = call("report", "runs", "--markdown", "-")
-    assert code == 0
+    assert (code, err) == (0, "")
     assert out == markdown(sections(runs))
-    assert err.split() == ["page", "report.html"]
+    assert not Path("report.html").exists()
+    code, again, err = call("report", "runs", "--markdown", "-", "-o", "page.html")
+    assert (code, again) == (0, out)
+    assert err.split() == ["page", "page.html"]
+    assert Path("page.html").exists()
 
 
 def test_pictures_are_drawn_of_every_figure_with_its_names_and_values(call, runs, tmp_path):
     code, out, _ = call("report", "runs", "--pictures", "images")
     assert code == 0
-    kinds = ["curve", "matrix", "forgetting", "room", "cost"]
+    kinds = ["curve", "matrix", "forgetting", "free-rank", "cost"]
     names = {f"1-{n}-{kind}.{end}" for n, kind in enumerate(kinds, 1) for end in ("png", "svg")}
     files = list((tmp_path / "images").iterdir())
     assert {file.name for file in files} == names

@@ -91,7 +91,7 @@ def test_runs_at_once_equal_runs_one_after_the_other(call, tmp_path):
     for folder in folders:
         assert without_seconds(folder) == without_seconds(tmp_path / "runs" / folder.name)
     record = RunRecord.load(next((tmp_path / "alone").glob("*-gpm-*")))
-    line = re.search(r"^ GPM +([\d.]+) +([-+.\d]+) +50.00 +-10.00 +yes +([-+.\d]+)", out, re.M)
+    line = re.search(r"^ GPM +([\d.]+) +([-+.\d]+) +50.00 +-10.00 +open +([-+.\d]+)", out, re.M)
     assert line is not None, out
     assert [float(cell) for cell in line.groups()] == pytest.approx(
         [record.average_accuracy, record.backward_transfer, record.average_accuracy - 50], abs=0.006
@@ -103,17 +103,20 @@ def test_what_failed_is_named_in_one_line_and_missing_in_the_table(call, worker,
     (tmp_path / "tiny.toml").write_text(TABLE, encoding="utf-8")
     worker(
         "import json, sys\n"
-        "how = 'failed' if 'gpm' in sys.argv else 'busy'\n"
-        "print(json.dumps({'end': how, 'why': 'this and that'}))\n"
+        "how, hint = ('failed', 'other_run') if 'gpm' in sys.argv else ('busy', None)\n"
+        "print(json.dumps({'text': 'it is damaged', 'hint': 'fetch:mnist'}))\n"
+        "print(json.dumps({'end': how, 'why': 'this and that', 'hint': hint}))\n"
         "sys.exit(2)\n"
     )
     code, out, err = call("reproduce", "tiny.toml")
     assert code == 2
     assert err == (
-        "classgrad: 2 of 2 runs did not finish: GPM, seed 1: this and that; plain, seed 1: "
-        "this and that\n"
+        "classgrad: 2 of 2 runs did not finish: GPM, seed 1: this and that (--out names another "
+        "folder); plain, seed 1: this and that\n"
     )
-    assert re.search(r"^GPM, seed 1: failed after [\d.]+ s: this and that$", out, re.M)
+    assert "GPM, seed 1: it is damaged (classgrad data fetch mnist)\n" in out
+    why = r"this and that \(--out names another folder\)"
+    assert re.search(rf"^GPM, seed 1: failed after [\d.]+ s: {why}$", out, re.M)
     assert re.search(r"^plain, seed 1: busy after [\d.]+ s: this and that$", out, re.M)
     assert re.search(r"^ GPM +- +- +50.00 +-10.00 +- +- *$", out, re.M)
 
@@ -155,8 +158,8 @@ def test_asked_to_stop_it_saves_and_the_same_command_resumes(call, tmp_path, mon
     code, out, err = call(*SWEEP)
     assert code == 0, err
     assert re.search(r"^ finetune +finetune +1 +cut ", out, re.M)
-    assert re.search(r"^finetune, seed 1: finetune: resuming with task [12]$", out, re.M)
-    assert "mean of seeds 1" in out
+    assert re.search(r"^finetune, seed 1: resuming with task [12]$", out, re.M)
+    assert re.search(r"^split-digits, recipe fast, .*, seed 1 *$", out, re.M)
     call("run", "split-digits", *LONG, "--out", "alone")
     (folder,) = (tmp_path / "alone").iterdir()
     assert without_seconds(folder) == without_seconds(tmp_path / "runs" / folder.name)
@@ -203,7 +206,7 @@ def test_a_run_in_a_folder_of_another_name_is_resumed_there(call, stopped, tmp_p
     former = folder.rename(folder.with_name("split-digits-gpm-seed1-00000000"))
     code, out, err = call("sweep", "-b", "split-digits", "-m", "gpm", *SETTINGS)
     assert code == 0, err
-    assert "gpm, seed 1: gpm: resuming with task 2\n" in out
+    assert "gpm, seed 1: resuming with task 2\n" in out
     assert list((tmp_path / "runs").iterdir()) == [former]
     assert RunRecord.load(former).complete
 

@@ -171,8 +171,8 @@ def test_of_several_runs_the_one_that_was_stopped_resumes(call, stopped, tmp_pat
     stopped(18, *several)  # ten steps for each of four runs
     code, out, _ = call(*several)
     assert code == 0
-    assert "finetune: finished before" in out
-    assert "gpm: resuming with task 2" in out
+    assert "finetune, seed 1: finished before" in out
+    assert "gpm, seed 1: resuming with task 2" in out
     assert out.count("finished before") == out.count("resuming with") == 1
     assert len(list((tmp_path / "runs").glob("*/record.json"))) == 4
 

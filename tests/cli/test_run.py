@@ -47,12 +47,11 @@ def test_it_says_where_it_is_and_what_came_out(follow, tmp_path, monkeypatch):
     assert tmp_path / first["folder"] == folder_in(tmp_path)
     record = RunRecord.load(folder_in(tmp_path))
     assert record.complete
-    assert end == {
-        "end": "done",
-        "done": 1.0,
-        "accuracy": record.average_accuracy,
-        "transfer": record.backward_transfer,
-    }
+    figures = {"accuracy": record.average_accuracy, "transfer": record.backward_transfer}
+    assert {**end, "end": "done", "done": 1.0, **figures} == end
+    learnt = [at for at in steps if at["event"] == "task"]
+    assert [(at["task"], at["done"]) for at in learnt] == [(0, 0.5), (1, 1.0)]
+    steps = [at for at in steps if at["event"] == "progress"]
     assert [(at["task"], at["tasks"]) for at in steps] == [(0, 2)] * 5 + [(1, 2)] * 5
     assert [at["done"] for at in steps] == pytest.approx([n / 10 for n in range(1, 11)])
     assert {at["accuracy"] for at in steps[:5]} == {None}
@@ -62,7 +61,10 @@ def test_it_says_where_it_is_and_what_came_out(follow, tmp_path, monkeypatch):
 def test_methods_that_learn_all_tasks_at_once_do_not_begin_at_the_end(follow, monkeypatch):
     monkeypatch.setattr(jobs, "MESSAGE_INTERVAL", 0.0)
     _, sent, _ = follow(*words("multitask", epoch_factor=1))
-    assert [at["done"] for at in sent[1:-1]] == pytest.approx([n / 10 for n in range(1, 11)])
+    done = [at["done"] for at in sent if at["event"] == "progress"]
+    assert done == pytest.approx([n / 10 for n in range(1, 11)])
+    (learnt,) = [at for at in sent if at["event"] == "task"]
+    assert (learnt["task"], learnt["done"]) == (1, 1.0)
 
 
 def test_it_does_not_speak_too_often(follow):
@@ -74,8 +76,8 @@ def test_a_finished_run_is_reported_at_once(follow):
     _, first, _ = follow(*words())
     code, (_, line, end), _ = follow(*words())
     assert code == 0
-    assert line == {"tell": "gpm: finished before"}
-    assert end == first[-1]
+    assert (line["tell"], line["hint"]) == ("gpm: finished before", "fresh")
+    assert {**end, "time": ""} == {**first[-1], "time": ""}
 
 
 def test_a_failed_run_says_why(follow, tmp_path):
@@ -107,10 +109,10 @@ def test_asked_to_stop_it_saves_and_resumes_the_next_time(follow, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "step", stopping)
         code, sent, _ = follow(*words())
-    assert (code, sent[-1]) == (143, {"end": "stopped"})
+    assert (code, sent[-1]["end"]) == (143, "stopped")
     code, sent, _ = follow(*words())
     assert (code, sent[-1]["end"]) == (0, "done")
-    assert {"tell": "gpm: resuming with task 2"} in sent
+    assert "gpm: resuming with task 2" in [at.get("tell") for at in sent]
 
 
 # Learns the first task, and then takes a minute to measure it.

@@ -32,7 +32,18 @@ def imports(*words, code=0):
     return set(json.loads(ended.stderr.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("words", ["--help", "predict --help", "list", "list cgp", "list --json"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--help",
+        "predict --help",
+        "list",
+        "list cgp",
+        "list --json",
+        "list cifar100",
+        "list cgp --benchmark split-cifar100",
+    ],
+)
 def test_help_and_list_wait_for_nothing_slow(words):
     assert not imports(*words.split()) & SLOW
 

@@ -146,13 +146,13 @@ def test_every_method_has_a_file_and_only_its_own_settings(call, tmp_path):
 def test_a_diverged_trial_is_a_result_and_a_failed_one_is_not(call, worker, tmp_path):
     run_trials(call, "learning_rate=0.01")
     words = [*TUNE, "--over", "learning_rate=0.01,9"]
-    fail = "import json\nprint(json.dumps({'end': 'failed', 'why': WHY}))\n"
-    worker(fail.replace("WHY", "'the disk is full'"))
+    fail = "import json\nprint(json.dumps({'end': 'failed', 'why': 'WHY', 'diverged': HOW}))\n"
+    worker(fail.replace("WHY", "the disk is full").replace("HOW", "False"))
     code, out, err = call(*words)
     assert code == 2
     one_line(err, "1 of 1 runs did not finish: gpm learning_rate=9, seed 101: the disk is full")
     assert not (tmp_path / FILE).exists()
-    worker(fail.replace("WHY", "'the loss is nan at task 1'"))
+    worker(fail.replace("WHY", "the loss is nan at task 1").replace("HOW", "True"))
     code, out, err = call(*words)
     assert (code, err) == (0, "")
     assert re.search(r"^ learning_rate=9 +diverged", out, re.M)

@@ -44,9 +44,10 @@ def test_gives_a_stream_whose_parts_do_not_overlap(name):
     for task in stream:
         assert len(task.train) > len(task.valid) > 0
     for task in stream[:: max(1, len(stream) // 5)]:
-        test = {row.numpy().tobytes() for row in stream.test(task.id).images}
-        train = {row.numpy().tobytes() for row in task.train.images}
-        valid = {row.numpy().tobytes() for row in task.valid.images}
+        test, train, valid = (
+            {row.tobytes() for row in split.images.numpy()}
+            for split in (stream.test(task.id), task.train, task.valid)
+        )
         # A few images stand twice in some releases; whole sets must not be shared.
         assert len(train & test) < 0.03 * len(test)
         assert len(train & valid) < 0.05 * len(valid)

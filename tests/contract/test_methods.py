@@ -37,17 +37,18 @@ OTHER_NETWORKS = [
     ),
     ("mlp", {"heads": "shared"}, METHODS),
     ("lenet5", {}, FAMILIES),
-    ("mlp", {"precision": "bfloat16"}, METHODS),
+    # Each family, and those that take gradients of samples apart.
+    ("mlp", {"precision": "bfloat16"}, [*FAMILIES, "mas", "imm", "ogd", "gem"]),
 ]
 
 IMAGES = blobs(tasks=2, classes=2, shape=(3, 20, 20), per_class=8)
-# Deep networks: with both kinds of BatchNorm for a method of each family, and an AlexNet of three
-# million weights for those that cannot use a ResNet.
+# Deep networks for a method of each family, some with both kinds of BatchNorm, and an AlexNet of
+# three million weights for those that cannot use a ResNet.
 DEEP = [
-    ("resnet18", {"width": 4, "norm": "batch"}, FAMILIES),
-    ("resnet18", {"width": 4, "norm": "stored"}, METHODS),
-    ("alexnet5", {"norm": "batch"}, ["cgp", "er", "den", "rcl"]),
-    ("alexnet5", {"norm": "stored", "affine": "task"}, ["gpm", "ewc", "hat", "apd"]),
+    ("resnet18", {"width": 4, "norm": "batch"}, ["cgp", "ewc", "er", "hat"]),
+    ("resnet18", {"width": 4, "norm": "stored"}, [*FAMILIES, "gem", "icarl"]),
+    ("alexnet5", {"norm": "batch"}, ["cgp", "den", "rcl"]),
+    ("alexnet5", {"norm": "stored", "affine": "task"}, ["gpm", "apd"]),
     ("resnet18", {"width": 4, "norm": "first"}, ["cgp", "ewc"]),
 ]
 

@@ -16,7 +16,14 @@ STREAM = blobs()
 QUICK = {"epochs": 2, "batch_size": 12, "learning_rate": 0.03, "momentum": 0.8, "warmup": 3}
 # The first two for every method.
 SETTINGS = {
-    "norms": {"batch_norm": True, "norm": "stored", "affine": "task", "dropout": 0.2, "width": 24},
+    "norms": {
+        "batch_norm": True,
+        "norm": "stored",
+        "affine": "task",
+        "dropout": 0.2,
+        "width": 24,
+        "stability": 2,
+    },
     "plateau": {"optimizer": "adamw", "weight_decay": 0.01, "schedule": "plateau", "width": 24},
     "plain": {"width": 24},
     "shared": {"heads": "shared", "width": 24},

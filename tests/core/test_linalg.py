@@ -35,6 +35,13 @@ def unheld(basis: Tensor, vectors: Tensor) -> float:
     return float((rest / vectors.norm(dim=0).clamp(min=1e-300).numpy()).max())
 
 
+def test_half_of_a_symmetric_matrix() -> None:
+    matrix = torch.tensor([[1.0, 2.0, 3.0], [2.0, 5.0, 6.0], [3.0, 6.0, 9.0]])
+    half = linalg.upper_half(matrix)
+    assert half.tolist() == [1.0, 2.0, 3.0, 5.0, 6.0, 9.0]
+    assert torch.equal(linalg.from_upper_half(half, 3), matrix)
+
+
 @settings(deadline=None, max_examples=60)
 @given(shape=shapes, seed=seeds, decay=st.sampled_from([1.0, 0.5, 0.1]))
 def test_spectrum_equals_the_svd_on_both_sides(

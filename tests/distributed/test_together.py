@@ -90,6 +90,7 @@ def test_what_cannot_be_trained_together_is_refused_by_name(several, size):
         "one input": "saw an input that is not a finite number",
         "sight": "differ in whether they see 'runs': give a folder for results that all",
         "versions": "differ in the version of torch",
+        "missing": "MNIST is missing, hint fetch:mnist",
         "data": "differ in the data",
     }
     assert set(refused) == {*named, *words}

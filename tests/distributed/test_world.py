@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from classgrad.distributed import world
+from classgrad import distributed
+from classgrad.distributed import process_device, world
 from classgrad.distributed.world import World
 from classgrad.errors import UserError
 
@@ -96,3 +97,20 @@ def test_an_error_on_the_main_process_is_raised():
 
     with pytest.raises(UserError, match="the disk is full"):
         world().on_main_process(work)
+
+
+def test_each_of_several_processes_has_a_device_of_its_own(monkeypatch):
+    used = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.append(device))
+    monkeypatch.setattr(distributed, "_world", World(3, 4))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert process_device("cuda") == torch.device("cuda:1")
+    assert used == [torch.device("cuda:1")]
+    assert process_device("cpu") == torch.device("cpu")
+    with pytest.raises(UserError, match="device 'cuda:1' is for one process: give cpu, or cuda"):
+        process_device("cuda:1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(UserError, match="3 processes for 2 GPUs on this machine"):
+        process_device("cuda")

@@ -12,20 +12,21 @@ from torch import Tensor
 
 from classgrad import distributed, methods
 from classgrad.checkpoints import Lock
+from classgrad.checkpoints.manager import locking
 from classgrad.distributed import world
 from classgrad.errors import UserError
 from classgrad.methods import OGD
 from classgrad.methods.base import Fit
 from classgrad.networks import Network
 from classgrad.prediction.statistics import LinearDiscriminant, unit
-from classgrad.runs.run import Run, locking, refuse_other_processes
+from classgrad.runs.run import Run, refuse_other_processes
 from classgrad.runs.spec import make_plan
 from classgrad.tasks import Task, TaskStream
 from classgrad.training.loop import prepare_fused
 from streams import blobs
 
 # Batches of 7 of 33 samples: parts of a batch differ, and the last batch has 5.
-SHORT = {"epochs": 2, "batch_size": 7, "learning_rate": 0.1, "momentum": 0.5}
+SHORT = {"epochs": 1, "batch_size": 7, "learning_rate": 0.1, "momentum": 0.5}
 NORMED = {"batch_norm": True, "norm": "batch", "affine": "first"}
 MANY = {"per_class": 60, "batch_size": 31}  # three batches to collect from
 LENET = {"network": "lenet5", "shape": (3, 16, 16), "per_class": 8, "tasks": 2}
@@ -153,9 +154,17 @@ def refusals() -> dict[str, str]:
         run.method.end_task(run.net, run.stream[0], torch.Generator().manual_seed(0))
 
     def sight() -> None:
-        seen = mock.patch("classgrad.runs.run.wait_for_file", return_value=not other)
+        seen = mock.patch("classgrad.checkpoints.manager.wait_for_file", return_value=not other)
         with seen, mock.patch.object(Lock, "__enter__"), locking(Path("runs")):
             pass
+
+    def missing() -> None:
+        try:
+            with world().errors_shared():
+                if other:
+                    raise UserError("MNIST is missing", hint="fetch:mnist")
+        except UserError as error:
+            raise UserError(f"{error}, hint {error.hint}") from None
 
     cases = {
         **{
@@ -172,6 +181,7 @@ def refusals() -> dict[str, str]:
         "one input": not_finite,
         "sight": sight,
         "versions": versions,
+        "missing": missing,
         "data": lambda: run(blobs(1, seed=int(other))),
     }
     result = {}

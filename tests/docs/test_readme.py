@@ -134,6 +134,15 @@ def test_the_records_were_made_with_the_present_settings():
         assert path.parent.name == plan.folder_name()
 
 
+def test_runs_on_cifar_were_made_with_the_present_settings():
+    from classgrad.runs.spec import make_plan
+
+    values = {"train_per_class": 100, "epochs": 3, "warmup": 8, "affine": "first"}
+    for path in (SMOKE / "split-cifar100").glob("*/record.json"):
+        name = RunRecord.load(path).method_name
+        assert path.parent.name == make_plan("split-cifar100", name, values=values).folder_name()
+
+
 def test_every_result_is_a_complete_record():
     paths = list((ROOT / "results").rglob("record.json"))
     assert paths

@@ -12,7 +12,10 @@ ROOT = Path(__file__).parents[2]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 PAGES = [
     ROOT / "docs" / f"{name}.md"
-    for name in ("tutorial", "state", "which-method", "guarantee", "glossary")
+    for name in (
+        *("tutorial", "state", "which-method", "guarantee", "glossary"),
+        *("commands", "make", "own-models", "own-method", "reproduce", "results", "reliability"),
+    )
 ]
 
 

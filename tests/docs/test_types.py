@@ -34,16 +34,16 @@ LOOP = """
     loader: DataLoader[tuple[Tensor, ...]]
 """
 GIVEN = {
-    "README.md": f"""
-    {LOOP}
+    "README.md": LOOP,
+    "docs/methods/cgp.md": LOOP,
+    "docs/methods/gpm.md": LOOP,
+    "docs/own-method.md": """
     from pydantic import Field, PrivateAttr
-    from torch import Generator
+    from torch import Generator, Tensor
     from classgrad import Method, Task
     from classgrad.methods import Step
     from classgrad.networks import Network
     """,
-    "docs/methods/cgp.md": LOOP,
-    "docs/methods/gpm.md": LOOP,
     "docs/own-models.md": f"""
     {LOOP}
     from typing import Any

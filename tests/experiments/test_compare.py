@@ -68,18 +68,48 @@ def test_means_deviations_differences_and_verdicts_are_numbers(table):
     assert near.transfer.published == -5  # in per cent, whatever the paper prints
     assert near.transfer.difference == -0.5
     assert near.capacity.difference == -10
-    assert near.capacity.repeated is None
-    assert near.repeated is True
+    assert near.capacity.verdict is None
+    assert near.accuracy.interval.count == 2
+    assert near.verdict == "open"
     assert unprinted.seeds == ()
-    assert unprinted.accuracy.mean is unprinted.accuracy.published is unprinted.repeated is None
-    assert joint.accuracy.deviation is joint.transfer.mean is joint.transfer.repeated is None
-    assert joint.accuracy.repeated is joint.repeated is False
+    assert unprinted.accuracy.mean is unprinted.accuracy.published is unprinted.verdict is None
+    assert joint.accuracy.deviation is joint.transfer.mean is joint.transfer.verdict is None
+    assert joint.accuracy.verdict == joint.verdict == "open"
 
 
-def test_accuracy_alone_does_not_repeat_a_line(table):
-    near, *_ = compare(table, [record(table, "near", 1, 90.0, -7.1)], "fast")
-    assert near.accuracy.repeated is True
-    assert near.transfer.repeated is near.repeated is False
+def seeds(table, label, figures):
+    return [record(table, label, seed, *pair) for seed, pair in enumerate(figures, start=1)]
+
+
+@pytest.mark.parametrize(
+    ("figures", "accuracy", "transfer"),
+    [
+        ([(90.0, -5.0), (90.2, -5.1), (90.1, -4.9)], "repeated", "repeated"),
+        ([(90.0, -7.2), (90.2, -7.3), (90.1, -7.4)], "repeated", "not repeated"),
+        ([(95.0, -5.0), (85.0, -5.1), (90.0, -4.9)], "open", "repeated"),
+        ([(92.1, -5.0), (92.2, -5.1), (92.0, -4.9)], "open", "repeated"),  # at the edge
+    ],
+)
+def test_a_line_repeats_if_its_intervals_do(table, figures, accuracy, transfer):
+    near, *_ = compare(table, seeds(table, "near", figures), "fast")
+    assert (near.accuracy.verdict, near.transfer.verdict) == (accuracy, transfer)
+    worst = {"not repeated", "open"} & {accuracy, transfer}
+    assert near.verdict == (max(worst, key=len) if worst else "repeated")
+
+
+def test_differences_are_paired_by_seed(table):
+    """What a seed makes easier for all is no difference; a seed that one has not is left out."""
+    near = seeds(table, "near", [(70.0, 0.0), (80.0, 0.0), (90.0, 0.0), (10.0, 0.0)])
+    joint = seeds(table, "joint", [(71.0, 0.0), (81.2, 0.0), (91.1, 0.0)])
+    one, _, other = compare(table, near + joint, "fast")
+    ahead = other.ahead_of(one)
+    assert ahead.count == 3
+    assert ahead.mean == pytest.approx(1.1)
+    # By a table of Student's t: 4.303 standard errors of 0.1 / √3.
+    assert ahead.high - ahead.mean == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
+    assert ahead.mean - ahead.low == pytest.approx(ahead.high - ahead.mean)
+    assert one.ahead_of(one).low == one.ahead_of(one).high == 0
+    assert compare(table, near[:1] + joint[:1], "fast")[2].ahead_of(one) is None
 
 
 def test_records_of_another_recipe_do_not_count(table):

@@ -5,8 +5,10 @@ import shutil
 
 import pytest
 
+from classgrad.checkpoints.lock import InUse
+from classgrad.errors import Diverged, Stopped, UserError
 from classgrad.experiments import spec as experiments
-from classgrad.experiments.jobs import jobs_of_experiments, jobs_of_plans
+from classgrad.experiments.jobs import Status, end_message, jobs_of_experiments, jobs_of_plans
 from classgrad.runs.run import run
 from classgrad.runs.spec import Plan, make_plan
 
@@ -66,6 +68,21 @@ def test_states_are_missing_cut_and_done(tmp_path):
     assert job.record() is None
     (job.folder / "record.json").write_text("{")
     assert job.state() == "cut"
+
+
+@pytest.mark.parametrize("kind", [UserError, InUse])
+def test_the_end_of_a_job_has_the_reason_and_the_hint_of_its_error(kind, tmp_path):
+    (job,) = jobs_of_plans([("a", tiny())], tmp_path)
+    status = Status(job)
+    status.update(json.loads(json.dumps(end_message(kind("no file", hint="fetch:mnist")))))
+    state = "busy" if kind is InUse else "failed"
+    assert (status.state, status.why, status.hint) == (state, "no file", "fetch:mnist")
+    assert not status.diverged
+    status.update(end_message(Diverged("the loss is nan")))
+    assert (status.state, status.why, status.diverged) == ("failed", "the loss is nan", True)
+    status.update(end_message(Stopped(15)))
+    assert (status.state, status.why, status.hint) == ("stopped", "", None)
+    assert not status.diverged
 
 
 @pytest.mark.parametrize("benchmark", ["split-digits", "folder:somewhere"])

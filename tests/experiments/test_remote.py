@@ -100,7 +100,7 @@ def test_a_run_that_was_stopped_is_resumed_by_a_sweep(call, stopped, tmp_path):
     assert [job.state() for job in results.look_up([job])] == ["cut"]
     code, out, err = call("sweep", "-b", "split-digits", *words)
     assert code == 0, err
-    assert "gpm, seed 1: gpm: resuming with task 1\n" in out
+    assert "gpm, seed 1: resuming with task 1\n" in out
     assert files(tmp_path / "there") == ["record.json"]
     assert [job.state() for job in results.look_up([job])] == ["done"]
 
@@ -111,12 +111,12 @@ def test_a_sweep_at_a_url_is_not_run_again(call, tmp_path):
     code, out, err = call(*words)
     assert code == 0, err
     assert "1 of 1 runs to do" in out
-    assert "mean of seeds 1" in out
+    assert ", seed 1" in out
     assert files(tmp_path / "a" / "b") == ["record.json"]
     code, again, err = call(*words)
     assert code == 0, err
     assert "all runs are done" in again
-    assert again.partition("mean of seeds")[2] == out.partition("mean of seeds")[2]
+    assert again.partition("recipe fast")[2] == out.partition("recipe fast")[2]
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 

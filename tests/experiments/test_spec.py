@@ -102,14 +102,6 @@ def test_values_for_a_recipe_go_before_the_others(small):
     assert small.plans("paper", [1])["plain"][0].training.epochs == 3
 
 
-def test_a_figure_is_repeated_within_the_tolerance(small):
-    assert small.repeated(92.0, 90.0) is True
-    assert small.repeated(92.1, 90.0) is False
-    assert small.repeated(87.9, 90.0) is False
-    assert small.repeated(None, 90.0) is None
-    assert small.repeated(92.0, None) is None
-
-
 def test_finds_the_records_of_its_lines_and_no_others(small):
     def record(plan):
         return RunRecord(**plan.as_dict(), tasks=["one"])

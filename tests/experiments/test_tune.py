@@ -172,7 +172,7 @@ def test_a_trial_that_is_missing_leaves_no_choice_and_one_that_diverged_does(tmp
     full = [Status(job, "failed", why="no space left on device") for job in jobs]
     assert outcome(one, tmp_path / "runs", full) is None
     why = "the loss is nan at task 1 ('0 1'), epoch 2, step 1: lower learning_rate"
-    nan = [Status(job, "failed", why=why) for job in jobs]
+    nan = [Status(job, "failed", why=why, diverged=True) for job in jobs]
     result = outcome(one, tmp_path / "runs", nan)
     assert result.choice == {"energy": 0.95}
     content = json.loads(save(result, tmp_path, "").read_text())

@@ -39,7 +39,7 @@ def _read(folder: Path) -> None:
     guard.layer_ranks()
 
 
-def _changed_states(sound: bytes) -> Strategy:
+def changed_states(sound: bytes) -> Strategy:
     length = int.from_bytes(sound[:8], "little")
     header, data = json.loads(sound[8 : 8 + length]), sound[8 + length :]
     content = json.loads(header["__metadata__"]["classgrad"])
@@ -54,4 +54,4 @@ def _changed_states(sound: bytes) -> Strategy:
     return changed(content["state"]).map(packed)
 
 
-TARGETS = (Target("guard", _make, _read, _changed_states),)
+TARGETS = (Target("guard", _make, _read, changed_states),)

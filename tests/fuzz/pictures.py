@@ -14,6 +14,7 @@ from fuzz.mutations import mutated
 from fuzz.target import Strategy, Target
 
 FORMATS = ("AVIF", "PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
+HEICS = sorted((Path(__file__).parents[1] / "data" / "heic").glob("*.heic"))
 MODES = ("RGB", "P", "L", "RGBA", "LA", "CMYK", "1", "I")
 SIZE = 12
 SCALED = 8
@@ -46,6 +47,7 @@ def _inputs(sound: bytes) -> Strategy:
     for mode in ("RGB", "L", "CMYK"):
         for progressive in (False, True):
             seeds.append(_sound("JPEG", _picture(mode, LARGE), progressive=progressive))
+    seeds += [path.read_bytes() for path in HEICS]
     return st.sampled_from([seed for seed in seeds if seed]).flatmap(mutated) | png_files(SIZE)
 
 

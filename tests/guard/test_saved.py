@@ -249,7 +249,7 @@ def test_a_file_that_is_replaced_is_whole_or_as_before(tmp_path: Path, monkeypat
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("classgrad.guard.saved.write_new", full)
+    monkeypatch.setattr("classgrad.checkpoints.one_file.write_new", full)
     with pytest.raises(UserError, match="No space left"):
         guard.save(path)
     assert path.read_bytes() == before

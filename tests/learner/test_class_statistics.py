@@ -4,12 +4,15 @@ import json
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from classgrad import GPM, Learner, Training, UserError
+from classgrad.cli.info import accuracy_lines
+from classgrad.data.lookalikes import Scenes
 from classgrad.learner.drift import leakage
 from classgrad.learner.export import export
-from classgrad.learner.learner import SingleImage
+from classgrad.learner.learner import LookAlikes, SingleImage
 from oracles.models import built
 from photos import photos, timeless
 
@@ -358,7 +361,7 @@ def test_command_line(call, tmp_path):
     assert line["classes"][0]["class"] == "crow"
     assert line["known"] is (line["p_value"] > 0.05)
     header, row = call(*predict, "--csv")[1].splitlines()
-    assert header == "file,class,task,probability,known,p_value"
+    assert header == "file,class,task,probability,known,p_value,error"
     assert row.startswith("birds/crow/00.png,crow,birds,")
     assert "crow" in call(*predict)[1]
     code, out, _ = call("info", "state")
@@ -371,3 +374,164 @@ def test_command_line(call, tmp_path):
     )
     assert code == 0
     assert "and its share of the covariance" in out
+
+
+# Images that look alike.
+
+EDGE = 24
+
+
+def scene_views(number, count, seed):
+    """Return smooth pictures of a class, each of another scene, larger than what a shot shows."""
+    rng = torch.Generator().manual_seed(number)
+    centre = torch.rand(3, 6, 6, generator=rng)
+    rng = torch.Generator().manual_seed(1000 * seed + number)
+    coarse = 0.22 * centre + 0.78 * torch.rand(count, 3, 6, 6, generator=rng)
+    return nn.functional.interpolate(coarse, EDGE + 2, mode="bilinear")
+
+
+def shots(number, scenes=12, count=5, seed=1):
+    """Return shots of the scenes of a class, with a camera that is moved by up to a pixel."""
+    views = scene_views(number, scenes, seed)
+    rng = torch.Generator().manual_seed(number)
+    parts = []
+    for shot in range(count):
+        y, x = (1, 1) if shot == 0 else torch.randint(3, (2,), generator=rng).tolist()
+        seen = views[:, :, y : y + EDGE, x : x + EDGE]
+        parts.append((255 * seen + 2 * torch.randn(seen.shape, generator=rng)).clamp(0, 255))
+    return torch.cat(parts).to(torch.uint8)
+
+
+def classes_of(parts):
+    """Return pictures of several classes, and the names of their classes."""
+    labels = [NAMES[number] for number, part in enumerate(parts) for _ in part]
+    return torch.cat(parts), labels
+
+
+def wide(**options):
+    trunk = built(lambda: nn.Sequential(nn.Conv2d(3, 16, 5, stride=4), nn.ReLU(), nn.Flatten()))
+    return Learner(trunk.float(), tune="none", size=EDGE, **options)
+
+
+def test_figures_of_shots_taken_in_a_row_are_those_of_new_scenes():
+    reported, true = [], []
+    for seed in (1, 2, 3):
+        learner = wide(kept_features=12)
+        learnt = learner.learn("one", classes_of([shots(n, seed=seed) for n in range(4)]))
+        assert learnt.samples == [60] * 4
+        assert learnt.scenes == [12] * 4
+        assert learnt.task_free["samples"] == 48
+        x, labels = classes_of([shots(n, 60, 1, seed + 10) for n in range(4)])
+        named = [one.name for one in learner.predict(x, batch_size=240)]
+        true.append(sum(map(str.__eq__, named, labels)) / 2.4)
+        reported.append(learnt.accuracy)
+    assert 40 < sum(true) / 3 < 90
+    assert sum(reported) / 3 == pytest.approx(sum(true) / 3, abs=5)
+
+
+def test_each_shot_of_a_row_on_its_own_would_flatter(monkeypatch):
+    alone = lambda *parts: Scenes(torch.arange(sum(len(part) for part in parts)))  # noqa: E731
+    monkeypatch.setattr("classgrad.learner.learner.find_scenes", alone)
+    flattering = wide().learn("one", classes_of([shots(n) for n in range(4)])).accuracy
+    monkeypatch.undo()
+    learnt = wide().learn("one", classes_of([shots(n) for n in range(4)]))
+    assert flattering > 95 > 85 > learnt.interval["high"]
+
+
+def test_new_shots_of_a_scene_that_is_given_again_belong_to_it():
+    whole, parts = wide(), wide()
+    x, labels = classes_of([shots(n) for n in range(4)])
+    whole.learn("one", (x, labels))
+    some = [row for row in range(240) if row % 5 in (1, 3) or row % 60 < 24]
+    parts.learn("one", (x[some], [labels[row] for row in some]))
+    assert parts.tasks[0].samples != whole.tasks[0].samples
+    parts.learn("one", (x, labels))
+    for key in ("samples", "scenes", "recalls"):
+        assert getattr(parts.tasks[0], key) == getattr(whole.tasks[0], key)
+    one, two = whole.classifier, parts.classifier
+    order = two.kept_draws.argsort()[one.kept_draws.argsort().argsort()]
+    assert torch.equal(two.scene_sizes[order], one.scene_sizes)
+    assert torch.allclose(two.scene_sums[order], one.scene_sums, atol=1e-6)
+    more = [shots(n, 3, 2, seed=8) for n in range(4)]
+    parts.learn("one", classes_of(more))
+    assert parts.tasks[0].samples == [66] * 4
+    assert parts.tasks[0].scenes == [15] * 4
+
+
+def test_a_class_of_one_scene_is_named_as_unmeasured(tmp_path):
+    learner = wide()
+    parts = [shots(0, 1), shots(1, 1), shots(2), shots(3)]
+    learnt = learner.learn("one", classes_of(parts))
+    assert learnt.scenes == [1, 1, 12, 12]
+    assert set(learnt.recalls) == {"cod", "dog"}
+    lines = dict(accuracy_lines(learner, learnt))
+    assert lines["unmeasured"] == "ant, bee: all images look alike"
+    assert lines["alike"] == "130 images show 26 scenes, each of which counts as one image"
+    learner.learn("one", classes_of([shots(0, 1, seed=5)]))
+    assert set(learner.tasks[0].recalls) == {"ant", "cod", "dog"}
+    alone = wide()
+    learnt = alone.learn("one", classes_of(parts[:2]))
+    assert learnt.accuracy is None
+    lines = dict(accuracy_lines(alone, learnt))
+    assert lines["accuracy"] == "no validation data: all images of a class look alike"
+    with pytest.raises(UserError, match="too few images that do not look alike"):
+        wide().learn("one", classes_of(parts[:2]), require=50)
+
+
+def test_what_looks_alike_in_two_classes_is_warned_of_before_anything_is_learnt(tmp_path):
+    x, labels = classes_of([shots(0, 8, 1), shots(1, 12, 1)])
+    x = torch.cat([x, shots(0, 8, 2)[8:9]])
+    learner, seen = wide(), []
+    message = (
+        r"^2 images look like one of another class: image 1 of 21 \('ant'\) and image 21 of 21 "
+        r"\('bee'\); is each in the right class\?$"
+    )
+    with pytest.warns(LookAlikes, match=message):
+        learner.learn("one", (x, [*labels, "bee"]), observer=lambda _: seen.append(1))
+    assert learner.tasks[0].scenes == [8, 13]  # of two classes, so of two scenes
+    for row, name in enumerate([*labels, "bee"]):
+        (tmp_path / name).mkdir(exist_ok=True)
+        Image.fromarray(x[row].permute(1, 2, 0).numpy()).save(tmp_path / name / f"{row:02}.png")
+    named = rf"'{tmp_path}/ant/00.png' and '{tmp_path}/bee/20.png'; is each"
+    with pytest.warns(LookAlikes, match=named):
+        wide().learn("one", tmp_path)
+    (tmp_path / "ant" / "no picture").write_text("")
+    with pytest.warns(LookAlikes, match=named):
+        wide().learn("one", tmp_path, skip_bad=True)
+    valid = (torch.cat([x[20:], shots(0, 1, 1, 7)]), ["bee", "ant"])
+    with pytest.warns(LookAlikes, match=r"image 1 of 20 \('ant'\) and validation image 1 of 2"):
+        wide().learn("one", (x[:20], labels), valid=valid)
+
+
+def test_no_trace_by_which_images_could_be_compared_is_in_the_state():
+    learner = wide(kept_features=2)
+    learner.learn("one", classes_of([shots(n, 9, 1) for n in range(3)]))
+    state = learner.state_dict()["classifier"]
+    per_sample = {
+        name for name, value in state.items() if getattr(value, "shape", [0])[:1] == (27,)
+    }
+    assert per_sample == {"digests", "classes"}
+    again = wide(kept_features=2)
+    x, labels = classes_of([shots(n, 9, 2)[9:] for n in range(3)])
+    again.secret = learner.secret
+    again.learn("one", (x, labels))
+    both = torch.cat([state["digests"], again.state_dict()["classifier"]["digests"]])
+    assert len(both.unique()) == 54  # of images that look alike nothing is the same
+
+
+def test_command_line_names_what_looks_alike(call, tmp_path):
+    for name, x in (("crow", shots(0, 6, 2)), ("wren", torch.cat([shots(1, 9), shots(0, 1)[:1]]))):
+        (tmp_path / "birds" / name).mkdir(parents=True)
+        for row, image in enumerate(x):
+            file = tmp_path / "birds" / name / f"{row:02}.png"
+            Image.fromarray(image.permute(1, 2, 0).numpy()).save(file)
+    learn = ["learn", "state", "--task", "birds", "--images", "birds", "--size", "32"]
+    code, out, err = call(*learn, "--same-classes", "separate")
+    assert (code, err) == (0, "")
+    named = "3 images look like one of another class: 'birds/crow/00.png' and 'birds/wren/45.png'"
+    assert named in out
+    assert "alike      58 images show 16 scenes, each of which counts as one image" in out
+    code, out, err = call(*learn)
+    assert code == 2
+    assert named in out
+    assert "the same image is in class" in err

@@ -1,6 +1,7 @@
 """What later tasks did to the answers of an earlier one is measured, and is next to nothing."""
 
 import pytest
+import safetensors.torch
 import torch
 from safetensors import safe_open
 from torch import nn
@@ -187,5 +188,21 @@ def test_a_file_whose_parts_do_not_fit_is_refused(learner, tmp_path, spoilt):
     }
     fields = {name: getattr(good, name) for name in parts} | {spoilt: parts[spoilt]}
     Reference(**fields).save(tmp_path / "bad")
-    with pytest.raises(UserError, match="is not a reference"):
+    with pytest.raises(UserError, match=r"the reference in .* does not fit"):
         Reference.load(tmp_path / "bad")
+
+
+def test_other_tensors_are_not_a_reference(tmp_path):
+    path = tmp_path / "tensors"
+    safetensors.torch.save_file({"images": torch.ones(2), "logits": torch.ones(2)}, path)
+    with pytest.raises(UserError, match="is not a reference: it names no task"):
+        Reference.load(path)
+
+
+def test_a_bug_in_loading_is_not_taken_for_a_file_that_is_no_reference(
+    learner, tmp_path, monkeypatch
+):
+    learner.reference(points(1)[0][:3], "one").save(tmp_path / "one")
+    monkeypatch.setattr(Reference, "refuse_misshapen", lambda self: self.wieght)
+    with pytest.raises(AttributeError, match="wieght"):
+        Reference.load(tmp_path / "one")

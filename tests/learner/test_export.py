@@ -134,7 +134,6 @@ def test_without_classgrad_the_file_says_what_the_learner_says(own, tmp_path):
     kinds = {
         "own": own,
         "mlp": learnt((1, 4, 4), network="mlp", network_options={"batch_norm": True}),
-        "lenet5": learnt((3, 8, 8), network="lenet5"),
         "alexnet5": learnt((3, 19, 19), network="alexnet5"),
         "points": learnt((5,), trunk=built(lambda: nn.Linear(5, 8)).float()),
     }
@@ -522,8 +521,9 @@ import os
 import torch
 for folder in folders:
     os.chdir(folder)
-    said = torch.export.load("fruit.pt2").module()(torch.from_numpy(photos))
-    np.savez("fruit.pt2.npz", **{{name: value.numpy() for name, value in said.items()}})
+    if os.path.exists("fruit.pt2"):
+        said = torch.export.load("fruit.pt2").module()(torch.from_numpy(photos))
+        np.savez("fruit.pt2.npz", **{{name: value.numpy() for name, value in said.items()}})
     if os.path.exists("fruit.onnx"):
         exec({ONNX!r})
         np.savez("fruit.onnx.npz", probabilities=probabilities, p_values=p_values)
@@ -595,10 +595,9 @@ def compare_alone(learner, paths, folder, suffixes):
     predictions = learner.predict(paths, batch_size=50)
     names = ["lime", "plum", "fig", "pear", "kiwi"]
     for suffix in suffixes:
-        said = np.load(folder / f"fruit{suffix}.npz")
-        for one, row, p_value in zip(
-            predictions, said["probabilities"], said["p_values"], strict=True
-        ):
+        with np.load(folder / f"fruit{suffix}.npz") as said:
+            answered = [said["probabilities"], said["p_values"]]
+        for one, row, p_value in zip(predictions, *answered, strict=True):
             wanted = {guess.name: guess.probability for guess in one.ranking}
             assert dict(zip(names, row.tolist(), strict=True)) == pytest.approx(wanted, abs=1e-5)
             assert names[row.argmax()] == one.name
@@ -615,19 +614,13 @@ def test_200_photos_read_without_classgrad_are_predicted_as_by_the_learner(photo
     compare_alone(learner, photos, tmp_path, suffixes_here())
 
 
-@pytest.mark.slow
-def test_200_photos_are_predicted_as_by_the_pretrained_learner(photos, tmp_path, monkeypatch):
-    learner = taught(Learner(size=64), photos)
+@pytest.mark.parametrize("suffix", [".pt2", pytest.param(".onnx", marks=pytest.mark.interop)])
+def test_photos_are_predicted_as_by_the_pretrained_learner(photos, tmp_path, suffix):
+    if suffix not in suffixes_here():
+        pytest.skip("ONNX is not installed")
+    learner = taught(Learner(size=32), photos)
     assert learner.network == "efficientnet-lite0"
-    trace, programs = exporting.trace, []
-
-    def trace_once(*given):  # it takes seconds, and is the same for both formats
-        if not programs:
-            programs.append(trace(*given))
-        return programs[0]
-
-    monkeypatch.setattr(exporting, "trace", trace_once)
-    compare_alone(learner, photos, tmp_path, suffixes_here())
+    compare_alone(learner, photos[-60:], tmp_path, [suffix])
 
 
 def test_the_reader_of_the_page_is_that_of_the_example():

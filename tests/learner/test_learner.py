@@ -1,6 +1,7 @@
 """A learner learns, predicts, forgets, and is the same after it was saved and loaded."""
 
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +11,12 @@ from torch import nn
 
 from classgrad import CGP, GPM, Learner, Training
 from classgrad.checkpoints import CheckpointManager
+from classgrad.cli.info import weakest_lines
 from classgrad.errors import UserError
+from classgrad.learner.inputs import GivenTask, split_off_validation
 from classgrad.methods import Finetune
 from classgrad.methods.projection.forecast import epsilons, layer_forecast
-from classgrad.training.loop import LossNotFinite
+from classgrad.training.loop import SampleNotFinite
 from oracles.models import built
 from photos import EDGE, photos
 
@@ -115,6 +118,26 @@ def test_paths_bytes_open_files_and_pillow_images_are_predicted_alike(tmp_path):
         assert one.predict([image, str(path), file, path.read_bytes()]) == expected * 4
 
 
+def test_a_picture_that_cannot_be_read_is_an_error_or_reported_in_its_place(tmp_path):
+    folder = photos(tmp_path, "ant", "bee", count=4)
+    path = folder / "ant" / "00.png"
+    one = Learner(network="mlp", size=EDGE, training=Training(epochs=1))
+    one.learn("insects", folder)
+    sound = one.predict(path)
+    given = [b"no picture", path, tmp_path / "none.png", path.read_bytes()]
+    with pytest.raises(UserError, match=r"^2 item"):
+        one.predict(given)
+    result = one.predict(given, report_bad=True)
+    assert [result[1], result[3]] == sound * 2
+    assert [bool(each.error) for each in result] == [True, False, True, False]
+    assert result[2].error == "No such file or directory"
+    assert not result[0].ranking
+    assert [each.error for each in one.predict(given[2], report_bad=True)] == [result[2].error]
+    assert one.predict(path, report_bad=True) == sound
+    with pytest.raises(UserError, match="the list is empty"):
+        one.predict([], report_bad=True)
+
+
 def test_saved_and_loaded_it_is_the_same_and_learns_on_the_same(tmp_path, learner):
     learner.save(tmp_path / "state")
     again = Learner.load(tmp_path / "state", trunk=trunk())
@@ -163,7 +186,7 @@ def test_a_task_that_was_cut_short_resumes_to_the_same_bits(tmp_path, monkeypatc
 def test_a_task_that_fails_leaves_the_learner_as_it_was():
     learner = small()
     x, y = points(1)
-    with pytest.raises(LossNotFinite):
+    with pytest.raises(SampleNotFinite):
         learner.learn("bad", (x * torch.inf, y))
     assert not learner.tasks
     learner.learn("good", (x, y))
@@ -439,3 +462,234 @@ def test_a_task_that_could_not_be_saved_is_refused_before_training(tune, tmp_pat
     monkeypatch.undo()
     learner.learn("one", data, checkpoint_dir=folder)
     assert len(Learner.load(folder, trunk).tasks) == 1
+
+
+# Validation data.
+
+
+def chosen(labels, scenes, share=0.1, seed=1):
+    rng = torch.Generator().manual_seed(seed)
+    return split_off_validation(labels, share, rng, scenes)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3])
+@pytest.mark.parametrize("seed", range(5))
+def test_scenes_are_for_training_or_for_validation(share, seed):
+    rng = torch.Generator().manual_seed(seed)
+    counts = [1, 3, 4, 5, 5, 6, 30, 200, 200]
+    labels = torch.arange(9).repeat_interleave(torch.tensor(counts))
+    labels = labels[torch.randperm(len(labels), generator=rng)]
+    scenes = 1000 * labels + torch.randint(60, (len(labels),), generator=rng)
+    scenes[labels == 4] = 4000  # a single scene
+    valid = chosen(labels, scenes, share, seed)
+    assert not torch.isin(scenes[valid], scenes[~valid]).any()
+    for label, count in enumerate(counts):
+        of_class = valid[labels == label]
+        several = len(scenes[labels == label].unique()) > 1
+        assert int((~of_class).sum()) >= 1
+        if count >= 5 and several:
+            assert of_class.any()
+        if count == 200:
+            assert abs(int(of_class.sum()) - share * count) <= 3
+    assert not valid[labels == 4].any()
+    assert not chosen(labels, scenes, 0.0).any()
+
+
+def test_a_scene_that_is_too_large_is_passed_over_unless_all_are():
+    labels = torch.zeros(54, dtype=torch.int64)
+    for seed in range(5):
+        valid = chosen(labels, torch.arange(54).sub(49).clamp(min=0), seed=seed)
+        assert valid.tolist() == [False] * 50 + [True] * 4
+        valid = chosen(labels, (torch.arange(54) >= 20).long(), seed=seed)
+        assert valid.tolist() == [True] * 20 + [False] * 34
+
+
+def test_without_scenes_validation_data_are_those_of_earlier_versions():
+    labels = torch.arange(3).repeat_interleave(torch.tensor([5, 16, 40]))
+    rng, expected = torch.Generator().manual_seed(1), []
+    for first, count, share in ((0, 5, 0), (5, 16, 2), (21, 40, 4)):
+        expected += (first + torch.randperm(count, generator=rng)[:share]).tolist()
+    assert chosen(labels, None).nonzero().flatten().tolist() == sorted(expected)
+    alone = chosen(labels, torch.arange(61))
+    assert alone[5:].nonzero().flatten().add(5).tolist() == sorted(expected)
+    assert int(alone[:5].sum()) == 1  # not so in earlier versions
+
+
+def test_classes_of_five_images_are_measured_beside_large_ones():
+    sizes = (60, 60, 5, 5)
+    rng = torch.Generator().manual_seed(1)
+    labels = torch.arange(4).repeat_interleave(torch.tensor(sizes))
+    centres = torch.randn(4, 6, generator=rng)
+    centres[2:] = centres[:2] + 0.3  # so that the small ones are easily missed
+    x = centres[labels] + 0.5 * torch.randn(len(labels), 6, generator=rng)
+    learner = Learner(trunk(), Finetune(), training=QUICK, prototypes=False)
+    learnt = learner.learn("one", (x, labels))
+    assert learnt.samples == [54, 54, 4, 4]
+    assert learnt.interval["samples"] == 14
+    assert set(learnt.recalls) == {"0", "1", "2", "3"}
+    assert learnt.accuracy == pytest.approx(sum(learnt.recalls.values()) / 4)
+    assert learnt.interval["high"] - learnt.interval["low"] > 30
+    assert "unmeasured" not in dict(weakest_lines(learnt))
+
+
+def shots(classes=3, scenes=6, count=5, edge=12, seed=1):
+    """Return pictures with labels: shots of scenes that show nothing of their class."""
+    rng = torch.Generator().manual_seed(seed)
+    views = 255 * torch.rand(classes * scenes, 3, 4, 4, generator=rng)
+    views = nn.functional.interpolate(views, edge, mode="bilinear")
+    noise = 4 * torch.randn(count, *views.shape, generator=rng)
+    images = (views + noise).clamp(0, 255).to(torch.uint8).flatten(0, 1)
+    return images, torch.arange(classes).repeat_interleave(scenes).repeat(count)
+
+
+def of_pictures(**options):
+    net = built(lambda: nn.Sequential(nn.Flatten(), nn.Linear(432, 30), nn.ReLU())).float()
+    return Learner(net, training=QUICK, valid_fraction=0.4, size=12, **options)
+
+
+def test_validation_images_of_a_scene_count_once_and_tell_of_new_scenes(monkeypatch):
+    x, y = shots()
+    learner = of_pictures(method=Finetune())
+    learnt = learner.learn("one", (x, y))
+    assert learnt.samples == [20, 20, 20]
+    assert learnt.scenes == [4, 4, 4]
+    assert learnt.interval["samples"] == 6  # two scenes of each class
+    assert learnt.accuracy < 75
+    # What looks like a training image is not measured with, wherever it comes from.
+    given = of_pictures(method=Finetune())
+    learnt = given.learn("one", (x[:54], y[:54]), valid=(x[54:], y[54:]))
+    assert learnt.accuracy is None
+    one = x[:1].flip(3)
+    learnt = of_pictures(method=Finetune()).learn(
+        "one", (x[:54], y[:54]), valid=(torch.cat([x[54:], one, one]), torch.cat([y[54:], y[:2]]))
+    )
+    assert learnt.interval["samples"] == 1
+
+    def as_before(labels, share, rng, scenes=None):
+        return split_off_validation(labels, share, rng)
+
+    monkeypatch.setattr("classgrad.learner.learner.split_off_validation", as_before)
+    monkeypatch.setattr(GivenTask, "measured", lambda task: task.valid)
+    flattering = of_pictures(method=Finetune()).learn("one", (x, y))
+    assert flattering.accuracy == 100
+    assert flattering.interval["samples"] == 36
+
+
+def test_kept_samples_of_trained_features_are_of_scenes_that_were_not_trained_on():
+    learner = of_pictures(method=GPM())
+    learnt = learner.learn("one", shots())
+    assert learner.classifier.scene_sizes.tolist() == [5] * 6
+    assert learnt.task_free["samples"] == 6
+    assert learnt.task_free["accuracy"] < 75
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_what_an_earlier_version_split_otherwise_is_resumed_and_recognised(
+    begun, tmp_path, monkeypatch
+):
+    def as_before(labels, share, rng, scenes=None):
+        return split_off_validation(labels, share, rng)
+
+    class Cut(Exception):
+        pass
+
+    def observer(progress):
+        if begun and progress.step == 9:
+            raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr("classgrad.learner.learner.split_off_validation", as_before)
+        with pytest.raises(Cut) if begun else nullcontext():
+            of_pictures(method=Finetune()).learn(
+                "one",
+                shots(),
+                checkpoint_dir=tmp_path,
+                checkpoints=CheckpointManager(tmp_path / "learning", steps=4),
+                observer=observer,
+            )
+    steps, learner = [], of_pictures(method=Finetune())
+    if not begun:
+        learner = Learner.load(tmp_path, trunk=learner.trunk)
+    options = {"checkpoint_dir": tmp_path, "observer": lambda p: steps.append(p.step)}
+    learnt = learner.learn("one", shots(), **options)
+    assert learnt.samples == [18, 18, 18]
+    assert steps[:1] == ([9] if begun else [])
+    with pytest.raises(UserError, match="from other data"):
+        learner.learn("one", shots(seed=2), **options)
+    again = of_pictures(method=Finetune()).learn("one", shots())
+    assert again.samples == [20, 20, 20]
+
+
+# Mean and deviation of a trunk of one's own.
+
+
+def with_mean(**values):
+    net = built(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten())).float()
+    return Learner(net, tune="none", size=4, **values)
+
+
+def test_pictures_are_normalised_as_a_trunk_of_ones_own_needs_it(tmp_path):
+    rng = torch.Generator().manual_seed(1)
+    x = torch.randint(0, 256, (12, 3, 4, 4), generator=rng, dtype=torch.uint8)
+    mean, deviation = [0.485, 0.456, 0.406], (0.229, 0.224, 0.225)
+    learner = with_mean(mean=mean, deviation=deviation)
+    learner.learn("one", (x, torch.arange(12) % 2))
+    expected = (x / 255 - torch.tensor(mean)[:, None, None]) / torch.tensor(deviation)[
+        :, None, None
+    ]
+    torch.testing.assert_close(learner.inputs(x), expected)
+    learner.save(tmp_path)
+    again = Learner.load(tmp_path, trunk=learner.trunk)
+    torch.testing.assert_close(again.inputs(x), expected)
+    assert again.settings()["network_options"] == {"mean": mean, "deviation": list(deviation)}
+    assert again.predict(x) == learner.predict(x) == learner.frozen().predict(x)
+    plain, same = with_mean(), with_mean(mean=0.5, deviation=0.25)
+    for one in (plain, same):
+        one.learn("one", (x, torch.arange(12) % 2))
+        torch.testing.assert_close(one.inputs(x), (x / 255 - 0.5) / 0.25)
+    assert plain.predict(x) != learner.predict(x)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"mean": (0.5, 0.5)}, r"the mean has 2 values, but images have shape \(3, 4, 4\)"),
+        ({"deviation": [0.0, 1.0, 1.0]}, r"deviation must be greater than 0"),
+        ({"deviation": -1}, r"deviation must be greater than 0 \(got -1\)"),
+        ({"mean": float("nan")}, "mean must be a finite number"),
+        ({"mean": "grey"}, "mean must be a valid number"),
+    ],
+)
+def test_a_mean_or_deviation_that_cannot_be_is_refused(values, message):
+    with pytest.raises(UserError, match=message) as error:
+        with_mean(**values).learn("one", (torch.zeros(4, 3, 4, 4), [0, 1, 0, 1]))
+    assert "\n" not in str(error.value)
+
+
+def test_a_mean_where_it_has_no_effect_is_refused():
+    with pytest.raises(UserError, match="network 'mlp' has a mean and a deviation of its own"):
+        Learner(network="mlp", mean=0.4)
+    learner = small(mean=0.4)
+    with pytest.raises(UserError, match=r"inputs of shape \(6,\) are no pictures .* stay as they"):
+        learner.learn("one", points(1))
+    assert not learner.input_shape
+
+
+def test_a_task_is_not_resumed_with_another_mean(tmp_path):
+    class Cut(Exception):
+        pass
+
+    def observer(progress):
+        if progress.step == 9:
+            raise Cut
+
+    def learn(mean, **options):
+        one = of_pictures(method=Finetune(), mean=mean)
+        one.learn("one", shots(), checkpoint_dir=tmp_path, **options)
+        return one
+
+    with pytest.raises(Cut):
+        learn(0.4, checkpoints=CheckpointManager(tmp_path / "learning", steps=4), observer=observer)
+    with pytest.raises(UserError, match="was cut short with another network_options"):
+        learn(0.5)
+    assert learn(0.4).network_options == {"mean": 0.4}

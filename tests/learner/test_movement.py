@@ -8,7 +8,6 @@ from torch import nn
 
 from classgrad import CGP, GPM, Learner, Training, UserError
 from classgrad.learner.info import read
-from classgrad.learner.movement import from_upper_half, upper_half
 from oracles.models import built
 from photos import timeless
 
@@ -239,9 +238,3 @@ def test_without_statistics_nothing_is_kept():
     learner.learn("first", task(0))
     assert learner.movement is None
     assert "no class statistics" in str(learner.drift()[0])
-
-
-def test_half_of_a_symmetric_matrix():
-    matrix = torch.tensor([[1.0, 2.0], [2.0, 5.0]])
-    assert torch.equal(upper_half(matrix), torch.tensor([1.0, 2.0, 5.0]))
-    assert torch.equal(from_upper_half(upper_half(matrix), 2), matrix)

@@ -8,6 +8,7 @@ from torch import nn
 
 from classgrad import GPM, Learner, Training
 from classgrad.cli.info import other_settings
+from classgrad.cli.options import error_message
 from classgrad.errors import UserError
 from classgrad.learner.info import read
 from classgrad.learner.probe import TOLERANCE, refuse_other
@@ -45,6 +46,9 @@ def test_a_trunk_whose_code_has_changed_is_refused(tmp_path):
     with pytest.raises(UserError, match="code has changed") as caught:
         Learner.load(tmp_path, trunk(torch.tanh))
     assert "\n" not in str(caught.value)
+    assert error_message(caught.value).endswith(
+        "or with check_trunk=False if the change is meant (in Python, by Learner.load)"
+    )
     assert Learner.load(tmp_path, trunk()).tasks == learner.tasks
     other = Learner.load(tmp_path, trunk(torch.tanh), check_trunk=False)
     other.learn("second", points(1), classes=["c", "d"], checkpoint_dir=tmp_path)

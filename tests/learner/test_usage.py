@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -178,6 +179,7 @@ def test_a_process_serves_while_another_learns(tmp_path, request):
             if serving.changed():
                 serving = Learner.load(tmp_path, trunk()).frozen()
             assert child.poll() in (None, 0)
+            time.sleep(0.05)
     assert child.returncode == 0
     assert [task.name for task in serving.tasks] == ["t0", "t1", "t2", "t3"]
     assert made.changed()

@@ -46,8 +46,8 @@ def test_a_network_is_the_sum_of_its_layers():
     assert rows[-1]["on_gradient_share"] == pytest.approx(on_gradients / whole)
     memory = memory_row(network)
     assert memory["weight_bytes"] == 4 * (2 * 80 + 20)
-    assert memory["basis_half_bytes"] == 8 * (2 * 8 * 4 + 5 * 2) == 2 * memory["side_bytes"]
-    assert memory["basis_full_bytes"] == 8 * (2 * 64 + 25) == memory["gram_bytes"]
+    assert memory["basis_half_bytes"] == 4 * (2 * 8 * 4 + 5 * 2) == memory["side_bytes"]
+    assert 2 * memory["basis_full_bytes"] == 8 * (2 * 64 + 25) == memory["gram_bytes"]
 
 
 @pytest.mark.parametrize(

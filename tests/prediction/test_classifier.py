@@ -9,6 +9,7 @@ from classgrad.prediction.classifier import (
     novelty,
     sample_digests,
 )
+from classgrad.prediction.statistics import unit
 
 D, CLASSES = 30, 6
 
@@ -102,6 +103,117 @@ def test_only_samples_that_were_not_trained_on_are_kept():
     assert len(classifier.kept_classes) == 3
 
 
+def shots(number, scenes=30, count=4, seed=1):
+    """Return samples of one class that come in scenes, and the scene of each."""
+    centres = cloud(number, scenes, seed, noise=3.0)
+    scene = torch.arange(scenes).repeat(count)
+    rng = torch.Generator().manual_seed(number)
+    return centres[scene] + 0.1 * torch.randn(len(scene), D, generator=rng), 1000 * number + scene
+
+
+def of_shots(parts=1, told=True, known=False, kept=30):
+    """Return a classifier of clouds that come in scenes, given at once or in parts."""
+    classifier = StatisticsClassifier(D, kept=kept)
+    classifier.add_classes(CLASSES)
+    for number in reversed(range(CLASSES)) if parts > 1 else range(CLASSES):
+        x, scene = shots(number)
+        before = torch.zeros(len(x), dtype=torch.bool)
+        for part in range(parts):
+            now = torch.arange(len(x)) % parts == part
+            given = before | now if known else now
+            classifier.add(
+                x[given],
+                torch.full((int(given.sum()),), number),
+                draws(x, 2)[given],
+                draws(x)[given],
+                scenes=scene[given] if told else None,
+                known=before[given],
+            )
+            before |= now
+    return classifier
+
+
+def test_figures_of_samples_that_come_in_scenes_are_those_of_new_scenes():
+    classifier, flattering = of_shots(), of_shots(told=False)
+    x, labels = fresh(noise=3.0)
+    rows, p_values = classifier.probabilities(x, range(CLASSES))
+    accuracy = 100 * float((rows.argmax(1) == labels).double().mean())
+    figures = classifier.figures(range(CLASSES))
+    assert figures.samples == 30 * CLASSES
+    assert figures.accuracy == pytest.approx(accuracy, abs=5)
+    assert flattering.figures(range(CLASSES)).accuracy > accuracy + 15
+    assert 0.02 < float((p_values <= 0.1).double().mean()) < 0.14
+
+
+def test_of_a_scene_one_sample_is_kept_with_the_sum_of_all():
+    classifier = of_shots(kept=10)
+    assert classifier.kept_classes.bincount().tolist() == [10] * CLASSES
+    assert (classifier.scene_sizes == 4).all()
+    x, scene = shots(2)
+    rows = classifier.kept_classes == 2
+    place = {int(draw): int(number) for draw, number in zip(draws(x), scene, strict=True)}
+    kept = [place[int(draw)] for draw in classifier.kept_draws[rows]]
+    assert len(set(kept)) == 10
+    for one, total in zip(kept, classifier.scene_sums[rows], strict=True):
+        of_scene = draws(x)[scene == one]
+        assert int(of_scene.min()) in classifier.kept_draws
+        assert torch.allclose(total, unit(x[scene == one]).double().sum(0), atol=1e-12)
+
+
+def test_scenes_that_are_given_again_are_known_again():
+    whole, parts = of_shots(kept=5), of_shots(3, known=True, kept=5)
+    x, _ = fresh(20)
+    for one, two in zip(
+        whole.probabilities(x, range(CLASSES)), parts.probabilities(x, range(CLASSES)), strict=True
+    ):
+        assert (one - two).abs().max() < 1e-9
+    order = parts.kept_draws.argsort()[whole.kept_draws.argsort().argsort()]
+    assert torch.equal(parts.kept_draws[order], whole.kept_draws)
+    assert torch.equal(parts.scene_sizes[order], whole.scene_sizes)
+    assert torch.allclose(parts.scene_sums[order], whole.scene_sums, atol=1e-12)
+    assert parts.figures(range(CLASSES)).accuracy == whole.figures(range(CLASSES)).accuracy
+    # What is not given again is not known to be of the same scene: two come at a time.
+    assert (of_shots(4, kept=5).scene_sizes == 2).all()
+
+
+def test_part_of_a_scene_given_again_adds_to_what_was_known():
+    classifier = StatisticsClassifier(D)
+    classifier.add_classes(1)
+    x = 0.1 * torch.randn(6, D, generator=torch.Generator().manual_seed(1)) + cloud(0, 1, 1)
+    x = x[draws(x).argsort()]  # the first one is kept
+
+    def add(rows, known=()):
+        index = torch.tensor([*rows, *known])
+        classifier.add(
+            x[index],
+            torch.zeros(len(index), dtype=torch.int64),
+            draws(x, 2)[index],
+            draws(x)[index],
+            scenes=torch.zeros(len(index), dtype=torch.int64),
+            known=torch.tensor([False] * len(rows) + [True] * len(known)),
+        )
+
+    add([1, 2, 3])
+    assert classifier.scene_sizes.tolist() == [3]
+    add([4], [1])
+    assert classifier.scene_sizes.tolist() == [4]
+    add([0], [2])  # the one kept so far is not given again, so this is another scene
+    assert classifier.scene_sizes.tolist() == [2, 4]
+    add([5], [0, 1])  # now they are one, and no sample of it is counted twice
+    assert classifier.scene_sizes.tolist() == [5]
+    assert int(classifier.statistics.counts) == 6
+
+
+def test_the_only_scene_of_a_class_is_not_measured():
+    classifier = made()
+    (number,) = classifier.add_classes(1)
+    x = cloud(70, 1, 1) + 0.1 * torch.randn(5, D, generator=torch.Generator().manual_seed(1))
+    scene = torch.zeros(5, dtype=torch.int64)
+    classifier.add(x, torch.full((5,), number), draws(x, 2), draws(x), scenes=scene)
+    assert set(classifier.figures(range(CLASSES + 1)).recalls) == set(range(CLASSES))
+    assert int(classifier.probabilities(x, range(CLASSES + 1))[0].argmax(1)[0]) == number
+
+
 def test_a_forgotten_class_leaves_no_sample_and_is_not_predicted():
     classifier = made()
     classifier.forget(2)
@@ -133,7 +245,7 @@ def test_confusions_name_the_pair_that_is_mixed_up():
 
 
 def test_a_state_is_restored_and_a_damaged_one_refused():
-    classifier = made()
+    classifier = of_shots()
     other = StatisticsClassifier(D)
     other.load_state_dict(classifier.state_dict())
     x, _ = fresh(10)
@@ -145,9 +257,22 @@ def test_a_state_is_restored_and_a_damaged_one_refused():
         ("sums", torch.zeros(2, D)),
         ("products", torch.zeros(D)),
         ("kept_classes", torch.full_like(classifier.kept_classes, CLASSES)),
+        ("scene_sizes", classifier.scene_sizes[1:]),
+        ("scene_sizes", torch.zeros_like(classifier.scene_sizes)),
+        ("scene_sums", classifier.scene_sums[1:]),
     ]:
         with pytest.raises(ValueError, match="class statistics"):
             StatisticsClassifier(D).load_state_dict({**classifier.state_dict(), name: value})
+
+
+def test_a_state_of_an_earlier_version_has_scenes_of_one_sample():
+    classifier = made()
+    state = classifier.state_dict()
+    assert not len(state.pop("scene_sums"))
+    assert (state.pop("scene_sizes") == 1).all()
+    other = StatisticsClassifier(D)
+    other.load_state_dict(state)
+    assert other.figures(range(CLASSES)) == classifier.figures(range(CLASSES))
 
 
 def test_digests_depend_on_the_image_and_on_the_key():

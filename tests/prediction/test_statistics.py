@@ -120,6 +120,41 @@ def test_distances_of_samples_left_out_are_those_of_statistics_without_them(size
     assert not torch.allclose(distances, whole.distances(x), rtol=1e-2)
 
 
+def scenes(x, classes, seed=1):
+    """Return a scene for some samples of each class, with their sizes and sums."""
+    rng = torch.Generator().manual_seed(seed)
+    number = classes * 100 + torch.randint(4, (len(x),), generator=rng)
+    sizes = torch.stack([(number == one).sum() for one in number])
+    sums = torch.stack([x[number == one].sum(0) for one in number])
+    return number, sizes, sums
+
+
+@pytest.mark.parametrize("sizes", [(30, 20, 9, 40), (7, 8, 6)])
+def test_with_a_sample_its_scene_is_left_out(sizes):
+    x, classes = samples(3, sizes)
+    whole, (number, counts, sums) = LinearDiscriminant(of(x, classes)), scenes(x, classes)
+    scatter, freedom = of(x, classes).scatter()
+    rho, variance = shrinkage(scatter, freedom), scatter.trace() / D
+    distances = whole.distances_left_out(x, classes, counts, sums)
+    assert counts.unique().tolist()[:2] == [1, 2]
+    for left_out in range(len(x)):
+        others = number != number[left_out]
+        means = torch.stack([x[others & (classes == c)].mean(0) for c in range(len(sizes))])
+        deviations = x[others] - means[classes[others]]
+        # Of the scene stays how the samples other than this one differ from each other.
+        rest = x[~others & (torch.arange(len(x)) != left_out)]
+        spread = rest - rest.mean(0) if len(rest) else rest
+        covariance = (1 - rho) * (deviations.T @ deviations + spread.T @ spread) / freedom
+        covariance += rho * variance * torch.eye(D, dtype=torch.float64)
+        expected = distances_of(x[left_out : left_out + 1], means, torch.linalg.inv(covariance))
+        assert torch.allclose(distances[left_out], expected[0], rtol=1e-6)
+    assert not torch.allclose(distances, whole.distances_left_out(x, classes), rtol=1e-2)
+    alone = torch.ones_like(counts)
+    assert torch.allclose(
+        whole.distances_left_out(x, classes, alone, x), whole.distances_left_out(x, classes)
+    )
+
+
 def test_a_class_that_is_forgotten_leaves_only_its_scatter():
     x, classes = samples(4)
     statistics, kept = of(x, classes), classes != 1

@@ -15,7 +15,7 @@ IMAGES = 2 * 2 * (10 + 4 + 8)
 VALUES = {
     "weights": "random",
     "size": 16,
-    "epochs": 2,
+    "epochs": 1,
     "batch_size": 5,
     "learning_rate": 0.5,
     "momentum": 0.5,
@@ -24,16 +24,13 @@ VALUES = {
 METHODS = {
     "finetune": {},
     "cgp": {"contrast": 0.5, "samples": 10},
-    "gpm": {"samples": 10},
-    "ewc": {},
     "lwf": {},
     "er": {"memory": 8},
-    "icarl": {"memory": 8},
     "multitask": {},
 }
 CASES = [
-    *[(method, 0) for method in ("finetune", "er", "multitask")],
-    *[(method, 1) for method in ("cgp", "gpm", "ewc", "lwf", "icarl")],
+    *[(method, 0) for method in ("er", "multitask")],
+    *[(method, 1) for method in ("cgp", "lwf")],
 ]
 
 
@@ -66,7 +63,8 @@ def without_table(monkeypatch, call):
 
 
 def outcome(running):
-    record = running.record.model_dump(exclude={"seconds"})
+    # Losses of validation are of other batches than those of the table: they are rounded otherwise.
+    record = running.record.model_dump(exclude={"seconds", "curves"})
     return record, running.net.state_dict(), running.method.state_dict()
 
 
@@ -98,7 +96,7 @@ def test_a_run_learns_what_it_would_without_the_table(method, trainable, monkeyp
     one, two = outcome(running), outcome(expected)
     assert one[0] == two[0]
     assert_same(one[1], two[1], atol=1e-4, rtol=1e-4)
-    if method not in ("cgp", "gpm"):  # the signs of their directions are open
+    if method != "cgp":  # the signs of its directions are open
         assert_same(one[2], two[2], atol=1e-4, rtol=1e-4)
     assert (expected.net.head_parameters(0)[0] - before).abs().max() > 0.01
     assert running.net.frozen_outputs is None  # its memory is free again
@@ -106,37 +104,37 @@ def test_a_run_learns_what_it_would_without_the_table(method, trainable, monkeyp
 
 def test_validation_data_are_computed_where_a_schedule_looks_at_them(monkeypatch):
     count = counted(monkeypatch)
-    start("finetune", schedule="cosine", epochs=1).execute()
+    start("finetune", schedule="cosine").execute()
     assert count() == IMAGES - 2 * 2 * 4
 
 
-@pytest.mark.parametrize(("method", "trainable"), [("er", 0), ("cgp", 1), ("lwf", 1)])
+@pytest.mark.parametrize(("method", "trainable"), [("er", 0), ("cgp", 1)])
 def test_a_run_that_was_cut_short_ends_with_the_same_bits(method, trainable, tmp_path):
     def observer(at):
-        if at.task == 1 and at.step == 5:
+        if at.task == 1 and at.step == 3:
             raise Cut
 
     whole = start(method, trainable=trainable)
     whole.execute()
-    cut = start(method, tmp_path, 3, trainable=trainable)
+    cut = start(method, tmp_path, 2, trainable=trainable)
     with pytest.raises(Cut):
         cut.resume(observer)
-    resumed = start(method, tmp_path, 3, trainable=trainable)
+    resumed = start(method, tmp_path, 2, trainable=trainable)
     resumed.resume()
     assert_same(outcome(resumed), outcome(whole))
 
 
 def test_a_state_that_was_saved_without_the_table_is_resumed_with_it(tmp_path, monkeypatch):
     def observer(at):
-        if at.task == 1 and at.step == 5:
+        if at.task == 1 and at.step == 3:
             raise Cut
 
     whole = start("er", trainable=1)
     whole.execute()
-    before = start("er", tmp_path, 3, trainable=1)
+    before = start("er", tmp_path, 2, trainable=1)
     with pytest.raises(Cut):
         without_table(monkeypatch, lambda: before.resume(observer))
-    count, after = counted(monkeypatch), start("er", tmp_path, 3, trainable=1)
+    count, after = counted(monkeypatch), start("er", tmp_path, 2, trainable=1)
     after.resume()
     assert count() == IMAGES
     assert_same(after.net.state_dict(), whole.net.state_dict(), atol=1e-4, rtol=1e-4)
@@ -154,7 +152,7 @@ def test_a_table_that_is_too_large_is_not_made(monkeypatch):
 def test_the_table_is_no_part_of_settings_folder_or_record(tmp_path, monkeypatch):
     settings = {
         "network": "efficientnet-lite0",
-        "values": {**VALUES, "epochs": 1},
+        "values": VALUES,
         "out": tmp_path,
     }
     made = without_table(monkeypatch, lambda: run(STREAM, "finetune", **settings))

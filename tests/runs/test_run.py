@@ -12,7 +12,7 @@ from classgrad.runs import record as records
 from classgrad.runs.record import RunRecord
 from classgrad.runs.run import Run
 from classgrad.tasks import Split, Task, TaskStream
-from classgrad.training.loop import LossNotFinite
+from classgrad.training.loop import SampleNotFinite
 from streams import blobs
 
 QUICK = {"epochs": 3, "batch_size": 12, "learning_rate": 0.03}
@@ -46,8 +46,8 @@ def test_memory_bytes_counts_bases_and_prototypes():
     stream = blobs(tasks=2)
     running = Run(_plan(stream, CGP(contrast=0)), stream)
     record = running.execute()
-    bases = sum(8 * layer.dimension * layer.ranks[-1] for layer in record.layers)
-    prototypes = sum(4 * layer.dimension * 6 for layer in record.layers)  # six classes, float32
+    bases = sum(4 * layer.dimension * layer.ranks[-1] for layer in record.layers)
+    prototypes = sum(4 * layer.dimension * 6 for layer in record.layers)  # six classes
     assert record.memory_bytes == bases + prototypes
 
 
@@ -80,7 +80,7 @@ def test_a_number_that_is_none_in_a_later_task_keeps_the_earlier_ones(tmp_path):
     images[0] = torch.nan
     bad = Task(1, "bad", good[1].class_names, Split(images, good[1].train.labels), good[1].valid)
     stream = TaskStream("spoilt", [good[0], bad], [good.test(0), good.test(1)])
-    with pytest.raises(LossNotFinite, match=r"task 2 \('bad'\), epoch 1, step \d"):
+    with pytest.raises(SampleNotFinite, match=r"task 2 \('bad'\), epoch 1, step \d"):
         run(stream, "gpm", values=QUICK, out=tmp_path)
     (path,) = tmp_path.glob("*/record.json")
     record = RunRecord.load(path)
@@ -99,13 +99,13 @@ def test_folder_that_cannot_be_written_is_one_clear_line(tmp_path):
 
 
 def test_the_record_is_on_disk_before_the_state_is_removed(tmp_path, monkeypatch):
-    order, put_in_place, clear = [], records.put_in_place, Store.clear
+    order, write_text, clear = [], records.write_text, Store.clear
 
-    def put(part, path):
-        put_in_place(part, path)
+    def write(path, text):
+        write_text(path, text)
         order.append(RunRecord.load(path).complete)
 
-    monkeypatch.setattr(records, "put_in_place", put)
+    monkeypatch.setattr(records, "write_text", write)
     monkeypatch.setattr(Store, "clear", lambda self: (order.append("cleared"), clear(self)))
     run(blobs(tasks=2), "finetune", values=QUICK, out=tmp_path)
     assert order == [False, True, "cleared"]

@@ -7,10 +7,8 @@ from torch.distributed import HashStore
 import classgrad
 from classgrad import distributed
 from classgrad.checkpoints import CheckpointManager
-from classgrad.distributed import World
 from classgrad.errors import Stopped, UserError
 from classgrad.methods import METHODS
-from classgrad.runs import run as runs
 from classgrad.runs.run import Run
 from classgrad.runs.spec import make_plan
 from learner.stored_states import SMALL
@@ -89,7 +87,7 @@ def test_the_command_line_runs_on_a_device(call, monkeypatch):
 
 
 def test_a_device_that_is_not_there_is_refused_before_anything_is_written(call, tmp_path):
-    for words in (["run"], ["sweep", "-b", "split-digits"], ["reproduce", "room"]):
+    for words in (["run"], ["sweep", "-b", "split-digits"], ["reproduce", "directions"]):
         code, out, err = call(*words, "--device", "cuda:7")
         assert (code, out) == (2, "")
         assert err == ("classgrad: this machine has no device 'cuda:7': choose among cpu\n")
@@ -112,20 +110,3 @@ def test_what_is_on_gpus_goes_by_nccl(there, gpu, monkeypatch):
     with pytest.raises(UserError, match="enough; start all of them with torchrun"):
         distributed.join(gpu=gpu)
     assert asked == ["cpu:gloo,cuda:nccl" if there and gpu else "gloo"]
-
-
-def test_each_of_several_processes_has_a_device_of_its_own(monkeypatch):
-    used = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.append(device))
-    monkeypatch.setattr(runs, "world", lambda: World(3, 4))
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert runs.process_device("cuda") == torch.device("cuda:1")
-    assert used == [torch.device("cuda:1")]
-    assert runs.process_device("cpu") == torch.device("cpu")
-    with pytest.raises(UserError, match="device 'cuda:1' is for one process: give cpu, or cuda"):
-        runs.process_device("cuda:1")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    with pytest.raises(UserError, match="3 processes for 2 GPUs on this machine"):
-        runs.process_device("cuda")

@@ -1,13 +1,18 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from classgrad import methods, networks
-from classgrad.errors import UserError
+from classgrad.errors import Diverged, UserError
 from classgrad.tasks import Split, Task, batch_count, batches
 from classgrad.training.config import Training
 from classgrad.training.loop import (
+    Curve,
+    Loop,
     LossNotFinite,
+    SampleNotFinite,
     epoch_batches,
     fit,
     prepare_fused,
@@ -87,14 +92,122 @@ def test_plateau_without_validation_data_is_refused():
         fit(fresh(), methods.make("finetune"), [bare], Training(schedule="plateau"), seed=1)
 
 
-def test_loss_that_is_no_number_stops_with_task_epoch_and_step():
+MONITORED = Training(
+    epochs=40,
+    batch_size=8,
+    learning_rate=0.5,
+    schedule="plateau",
+    monitor="train",
+    lr_min=0.2,
+    factor=2.0,
+    patience=1,
+)
+
+
+def test_the_rate_and_the_weights_can_follow_the_training_loss(monkeypatch):
+    """Without validation data; of the mean losses of the epochs, the third is the lowest."""
+    task, losses = STREAM[0], iter([3.0, 2.0, 1.0, 5.0, 1.5, 0.1])
+    bare = Task(
+        0,
+        "bare",
+        task.class_names,
+        task.train,
+        Split(*(part[:0] for part in vars(task.valid).values())),
+    )
+    per_epoch, step = batch_count(len(task.train), 8), Loop.step
+    made: dict[int, float] = {}
+
+    def pretending(self, *given):
+        step(self, *given)
+        if self.epoch not in made:
+            made[self.epoch] = next(losses)
+        # Batches differ; what counts is their mean.
+        return made[self.epoch] + (0.5 if self.batch % 2 else -0.5)
+
+    assert per_epoch % 2 == 0
+    assert len(task.train) % 8 == 0
+    monkeypatch.setattr(Loop, "step", pretending)
+    net, rates = fresh(), []
+    curve = fit(
+        net,
+        methods.make("finetune"),
+        [bare],
+        MONITORED,
+        seed=1,
+        observer=lambda at: rates.append(at.rate),
+    )
+    assert curve.train == pytest.approx([3.0, 2.0, 1.0, 5.0, 1.5])
+    assert curve.valid == curve.valid_accuracy == []
+    # Worse in the fourth epoch: rate 0.25; worse in the fifth: 0.125 < 0.2, the end.
+    assert rates == [0.5] * 4 * per_epoch + [0.25] * per_epoch
+    monkeypatch.undo()
+    three = fresh()
+    fit(three, methods.make("finetune"), [bare], MONITORED.replace(epochs=3, patience=9), seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), three.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("monitor", ["valid", "train"])
+def test_curves_have_what_was_trained_and_survive_a_resumption(monitor):
+    """Cut short in the middle of the second epoch."""
+    task, states = STREAM[0], []
+    training = MONITORED.replace(monitor=monitor, epochs=3, patience=9, momentum=0.9)
+    batches_seen, step = [], Loop.step
+
+    class Keeping(Kept):
+        def after_step(self, state):
+            states.append(copy.deepcopy(state()))
+
+    def noting(self, *given):
+        batches_seen.append((len(given[1]), step(self, *given)))
+        return batches_seen[-1][1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "step", noting)
+        whole = fit(
+            fresh(), methods.make("finetune"), [task], training, seed=1, checkpoints=Keeping()
+        )
+    per_epoch = len(batches_seen) // 3
+    for number, mean in enumerate(whole.train):
+        epoch = batches_seen[number * per_epoch : (number + 1) * per_epoch]
+        total = sum(count for count, _ in epoch)
+        assert total == len(task.train)
+        assert mean == pytest.approx(sum(count * loss for count, loss in epoch) / total, rel=1e-9)
+    assert len(whole.train) == 3
+    assert len(whole.valid) == len(whole.valid_accuracy) == (3 if monitor == "valid" else 0)
+    assert all(0 <= share <= 100 for share in whole.valid_accuracy)
+    resumed = states[per_epoch + 1]
+    unchanged = copy.deepcopy(resumed)  # training goes on in its tensors
+    again = fit(fresh(), methods.make("finetune"), [task], training, seed=1, resumed=unchanged)
+    assert again == whole
+    del resumed["curve"], resumed["epoch_loss"]  # as a state of an earlier version
+    older = fit(fresh(), methods.make("finetune"), [task], training, seed=1, resumed=resumed)
+    assert older.train[0] is None
+    assert older.train[2] == whole.train[2]
+
+
+def test_a_curve_that_is_none_is_refused():
+    with pytest.raises((TypeError, ValueError)):
+        Curve.from_dict({"train": ["0.5 %"]})
+    with pytest.raises(TypeError):
+        Curve.from_dict({"loss": [0.5]})
+
+
+def test_a_sample_that_is_no_number_stops_with_task_epoch_and_step():
     task = STREAM[0]
     images = task.train.images.float().div(255)
     images[7, 0, 3, 3] = torch.nan
     broken = Task(0, "broken", task.class_names, Split(images, task.train.labels), task.valid)
-    with pytest.raises(LossNotFinite, match=r"task 1 \('broken'\), epoch 1, step \d+") as caught:
+    with pytest.raises(SampleNotFinite, match=r"task 1 \('broken'\), epoch 1, step \d+") as caught:
         fit(fresh(), methods.make("finetune"), [broken], Training(batch_size=8), seed=1)
     assert "\n" not in str(caught.value)
+    assert not isinstance(caught.value, Diverged)  # no learning rate helps
+
+
+def test_a_loss_that_is_no_number_stops_with_task_epoch_and_step():
+    training = Training(batch_size=8, learning_rate=1e30)
+    with pytest.raises(LossNotFinite, match=r"the loss is (nan|inf) at task 1 \(.*\), epoch 1"):
+        fit(fresh(), methods.make("finetune"), [STREAM[0]], training, seed=1)
+    assert issubclass(LossNotFinite, Diverged)
 
 
 def test_validation_loss_is_the_mean_over_all_samples():

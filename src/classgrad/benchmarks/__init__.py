@@ -12,6 +12,7 @@ from classgrad.benchmarks.cifar import (
     cifar100_superclass,
     split_cifar100,
 )
+from classgrad.benchmarks.clinc150 import Clinc150Options, clinc150
 from classgrad.benchmarks.digits import (
     PermutedDigitsOptions,
     SplitDigitsOptions,
@@ -33,6 +34,7 @@ __all__ = [
     "BENCHMARKS",
     "Benchmark",
     "cifar100_superclass",
+    "clinc150",
     "find",
     "five_datasets",
     "folder",
@@ -102,6 +104,13 @@ BENCHMARKS = {
             SplitMnistOptions,
             split_mnist,
             ("mnist",),
+        ),
+        Benchmark(
+            "clinc150",
+            "10 tasks of sentences, the 15 intents of a domain each; for network minilm",
+            Clinc150Options,
+            clinc150,
+            ("clinc150",),
         ),
     )
 }

@@ -4,8 +4,9 @@ A stream splits the classes of a dataset into tasks, or permutes its pixels.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
@@ -25,6 +26,7 @@ class BenchmarkSettings(Settings):
     """Options that all benchmarks share; each benchmark adds its own."""
 
     kind = "benchmark option"
+    aliases: ClassVar[dict[str, str]] = {"valid": "valid_fraction"}
 
     valid_fraction: float = Field(
         default=0.05, ge=0, lt=1, description="share of the training data kept for validation"
@@ -47,6 +49,9 @@ class BenchmarkSettings(Settings):
         description="judge on this share of each class's training images instead of the test "
         "images, to choose settings",
     )
+
+    if TYPE_CHECKING:  # aliases, see Settings
+        valid: InitVar[float] = valid_fraction
 
     @property
     def remarks(self) -> tuple[str, ...]:

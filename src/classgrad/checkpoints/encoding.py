@@ -143,16 +143,19 @@ DEEPEST = 50
 Tree = Any
 
 
-def encode(state: Any) -> tuple[Tree, dict[str, Tensor]]:
+def encode(state: Any, *, by_place: bool = False) -> tuple[Tree, dict[str, Tensor]]:
     """Return the tree of a state and its tensors, which share memory with the state if possible.
 
     Subclasses come back as their base type: an OrderedDict as a dict, a Parameter as a tensor.
     Tensors come back on the CPU, with the same strides unless they had gaps.
 
+    With `by_place`, for readers of the tensors alone, these are named by their place in the state
+    instead of numbered, and they come back contiguous, so that all of them have their shapes.
+
     >>> encode({"step": 3, "best": (1.5, float("inf"))})[0]
     {'step': 3, 'best': {'$': 'tuple', 'items': [1.5, {'$': 'float', 'value': 'inf'}]}}
     """
-    encoder = _Encoder()
+    encoder = _Encoder(by_place=by_place)
     return encoder.value(state), encoder.tensors
 
 
@@ -189,6 +192,10 @@ class _Walk(ABC):
 
 
 class _Encoder(_Walk):
+    def __init__(self, *, by_place: bool) -> None:
+        super().__init__()
+        self.by_place = by_place
+
     def value(self, value: Any) -> Tree:
         match value:
             case None | bool():
@@ -229,10 +236,12 @@ class _Encoder(_Walk):
 
     def tensor(self, tensor: Tensor) -> Tree:
         try:
-            stored, form = to_storage(tensor)
+            stored, form = to_storage(tensor.contiguous() if self.by_place else tensor)
         except TypeError as error:
             raise TypeError(f"cannot be stored: {self.place()}, {error}") from None
-        name = str(len(self.tensors))
+        name = ".".join(map(str, self.keys)) if self.by_place else str(len(self.tensors))
+        while name in self.tensors:  # keys can have dots, too
+            name += "+"
         self.tensors[name] = stored
         return {KIND: "tensor", "name": name, **form}
 

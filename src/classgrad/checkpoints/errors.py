@@ -8,7 +8,8 @@ from torch import Tensor
 from classgrad.errors import UserError
 
 # What loading a state raises if something in it is missing, or has another type, shape or size.
-# Any other error is a bug, and is not caught.
+# A bug can raise the same, so the message names both, and the error is chained to it. Any other
+# error is a bug, and is not caught.
 DAMAGE = (KeyError, IndexError, TypeError, ValueError, OverflowError, RuntimeError)
 # All types that a state is made of. An AttributeError of one of them means that a value has the
 # wrong type, such as a list where `.items()` is called.
@@ -30,7 +31,10 @@ def raising_bad_checkpoint(what: str) -> Iterator[None]:
         if isinstance(error, AttributeError) and not _of_plain(error):
             raise
         reason = " ".join(str(error).split())[:200]
-        raise BadCheckpoint(f"{what} does not fit: {type(error).__name__}: {reason!r}") from error
+        raise BadCheckpoint(
+            f"{what} does not fit: {type(error).__name__}: {reason!r}; restore a copy if it was "
+            "changed, else this is a bug in the code that loads it"
+        ) from error
 
 
 def _of_plain(error: AttributeError) -> bool:

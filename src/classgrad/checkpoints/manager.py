@@ -1,14 +1,19 @@
-"""When the state of a run is saved: at intervals, and when a signal asks the process to stop."""
+"""When the state of a run is saved: at intervals, and when a signal asks the process to stop.
 
+The processes of a run save in one folder, which the main process locks for all.
+"""
+
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from classgrad.checkpoints.lock import Lock
 from classgrad.checkpoints.store import Loaded, Store
 from classgrad.distributed import world
 from classgrad.errors import Stopped
@@ -28,6 +33,36 @@ def on_stop_signal(handler: SignalHandler) -> Iterator[None]:
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
+
+
+ONE_FOLDER = "give a folder for results that all of them see"
+FILE_TIMEOUT = 60.0  # seconds until a file of one process is visible to others
+
+
+@contextmanager
+def locking(folder: Path) -> Iterator[None]:
+    """Lock a folder while the block runs; the main process does it for all."""
+    lock = Lock(folder)
+    world().on_main_process(lock.__enter__)
+    try:
+        if world().size > 1:
+            visible = {f"whether they see '{folder}'": wait_for_file(lock.path)}
+            world().refuse_differences(visible, ONE_FOLDER)
+        yield
+    finally:
+        lock.release()
+
+
+def wait_for_file(path: Path) -> bool:
+    """Tell whether a file exists; wait, because a network filesystem may show it late."""
+    end = time.monotonic() + FILE_TIMEOUT
+    while True:
+        with suppress(OSError):
+            if path.name in os.listdir(path.parent):  # not cached, as a lookup of the name may be
+                return True
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
 
 
 FOLDER = "checkpoints"

@@ -1,16 +1,30 @@
-"""The checkpoints of a run or learner: numbered folders, of which the last few are kept."""
+"""The checkpoints of a run or learner: numbered folders, of which the last few are kept.
+
+If this process has locked a folder above, it changes nothing unless the lock is still its own. To
+ask first is not enough: an owner that is paused for minutes can lose its lock between any two
+operations. So an operation that comes too late has to fail by itself:
+
+- A new checkpoint counts once its temporary folder is renamed, whose name has the token of the
+  lock. An owner makes that folder, then asks whether the lock is its own, then renames. Whoever
+  gets the lock removes all temporary folders before it reads anything. So an owner that made its
+  folder before that has nothing left to rename, and one that made it later asks in vain.
+- What is to be removed is listed before an owner asks. Numbers only rise, until the whole folder is
+  removed; so in a folder that was opened before, they never become those of a later owner.
+"""
 
 import errno
 import os
 import shutil
-from collections.abc import Collection
-from contextlib import suppress
+import uuid
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from classgrad.checkpoints import files
 from classgrad.checkpoints.errors import BadCheckpoint
+from classgrad.checkpoints.lock import Lock, LockLost, lock_above
 from classgrad.errors import UserError
 from classgrad.files import make_folder, sync_folder
 
@@ -48,6 +62,7 @@ class Store:
         self.folder = Path(folder)
         self._last: int | None = None  # the last that this process has loaded or saved
         self._newest: int | None = None  # the newest on disk at that time; it may be damaged
+        self._token = uuid.uuid4().hex  # in names of temporary folders, if there is no lock
 
     def save(self, state: dict[str, Any], keep: int = KEPT, *, replace: bool = False) -> None:
         """Save a state durably; if that fails, the checkpoint before stays intact.
@@ -57,6 +72,7 @@ class Store:
         last, part = None, None
         try:
             make_folder(self.folder)
+            self._fence()
             self._remove_parts()
             before = self._counters()
             newest = max(before, default=None)
@@ -64,9 +80,12 @@ class Store:
             counter = 1 if newest is None else newest + 1
             part = self._part(counter)
             files.write(part, counter, state)
+            self._refuse_lost()
             os.rename(part, self._path(counter))
             sync_folder(self.folder)
         except OSError as error:
+            with suppress(OSError):
+                self._refuse_lost()  # the reason why it failed
             raise self._not_saved(error, last) from None
         finally:
             if part is not None:
@@ -74,10 +93,12 @@ class Store:
         self._last = self._newest = counter
         intact = sorted(counter for counter in before if last is not None and counter <= last)
         intact = intact[:-1] if replace else intact
-        self._remove(set(before) - set(intact[max(len(intact) - keep + 1, 0) :]))
+        with suppress(LockLost):  # it is saved nevertheless; what is next will raise it
+            self._remove(set(before) - set(intact[max(len(intact) - keep + 1, 0) :]))
 
     def load(self) -> Loaded | None:
         """Return the newest state that is intact, or None if there is no checkpoint."""
+        self._fence()
         warnings: list[str] = []
         counters = self._counters_to_read()
         self._newest = max(counters, default=None)
@@ -132,11 +153,11 @@ class Store:
 
     def is_stale(self) -> bool:
         """Tell whether another process has saved here since this one loaded or saved."""
+        self._fence()
         return max(self._counters_to_read(), default=None) != self._newest
 
     def clear(self) -> None:
         """Remove all checkpoints."""
-        self._remove_parts()
         self._remove(set(self._counters_to_read()))
         with suppress(OSError):
             self.folder.rmdir()
@@ -145,7 +166,31 @@ class Store:
         return self.folder / f"{counter:06d}"
 
     def _part(self, counter: int) -> Path:
-        return self.folder / f"{PART}{counter:06d}"
+        lock = self._lock()
+        return self.folder / f"{PART}{counter:06d}-{lock.token if lock else self._token}"
+
+    def _lock(self) -> Lock | None:
+        return lock_above(self.folder)
+
+    def _refuse_lost(self) -> None:
+        """Refuse to change anything if this process has lost the lock it had."""
+        if (lock := self._lock()) is not None:
+            lock.refuse_lost()
+
+    def _fence(self) -> None:
+        """Keep earlier owners of the lock from finishing what they have begun."""
+        lock, place = self._lock(), self.folder.resolve()
+        if lock is None or place in lock.fenced:
+            return
+        try:
+            # Not what this owner has begun: another thread may be asking what is there.
+            self._remove_parts(spared=lock.token)
+        except OSError as error:
+            remedy = REMEDIES.get(error.errno or 0, "")
+            raise UserError(
+                f"'{self.folder}' cannot be changed: {error.strerror}; {remedy}".rstrip("; ")
+            ) from None
+        lock.fenced.add(place)
 
     def _counters(self) -> list[int]:
         names = [name for name in os.listdir(self.folder) if name.isascii() and name.isdigit()]
@@ -159,18 +204,44 @@ class Store:
         except OSError as error:
             raise UserError(f"'{self.folder}' cannot be read: {error.strerror}") from None
 
-    def _remove(self, counters: set[int]) -> None:
-        for counter in counters:
-            try:
+    def _remove(self, counters: Collection[int]) -> None:
+        """Remove checkpoints if possible; the next save tries again."""
+        with suppress(OSError), self._opened() as folder:
+            for counter in sorted(counters):
+                self._refuse_lost()
                 # Renamed first, so that no checkpoint is ever half removed under its number.
-                os.rename(self._path(counter), self._part(counter))
-            except OSError:
-                continue  # the new one is saved nevertheless; the next save tries again
-        self._remove_parts()
+                old, new = self._path(counter).name, self._part(counter).name
+                with suppress(OSError):
+                    os.rename(old, new, src_dir_fd=folder, dst_dir_fd=folder)
+            self._remove_parts()
 
-    def _remove_parts(self) -> None:
-        for path in self.folder.glob(f"{PART}*"):
-            shutil.rmtree(path, ignore_errors=True)
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """Open the folder that is there now: it has no names that a later one of its name has."""
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+
+    def _remove_parts(self, spared: str | None = None) -> None:
+        """Remove temporary folders, but not those whose names end with the token to be spared."""
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return
+        parts = [name for name in names if name.startswith(PART)]
+        if spared is not None:
+            parts = [name for name in parts if not name.endswith(spared)]
+        if not parts:
+            return
+        self._refuse_lost()
+        for name in parts:
+            part = self.folder / f"{PART}{uuid.uuid4().hex}"
+            # At once, while removing it takes time and can fail.
+            with suppress(FileNotFoundError):
+                os.rename(self.folder / name, part)
+            shutil.rmtree(part, ignore_errors=True)
 
     def _not_saved(self, error: OSError, last: int | None) -> UserError:
         kept = (

@@ -16,9 +16,11 @@ from classgrad import __version__
 from classgrad.cli import (
     card,
     data,
+    doctor,
     history,
     info,
     learn,
+    lists,
     predict,
     report,
     reproduce,
@@ -44,7 +46,6 @@ app = typer.Typer(
     name="classgrad",
     epilog="Start with: classgrad run",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
@@ -69,7 +70,7 @@ def classgrad(
 
 # The help lists commands in this order.
 app.command(epilog=run.EXAMPLES)(run.run)
-app.command("list", epilog=show.LIST_EXAMPLES)(show.list_tables)
+app.command("list", epilog=lists.EXAMPLES)(lists.list_tables)
 app.command(epilog=show.SHOW_EXAMPLES)(show.show)
 app.command(epilog=report.REPORT_EXAMPLES)(report.report)
 app.command(epilog=report.WATCH_EXAMPLES)(report.watch)
@@ -78,6 +79,7 @@ app.command(epilog=tune.EXAMPLES)(tune.tune)
 for group in (learn.app, predict.app, info.app, card.app, history.app):
     app.registered_commands += group.registered_commands
 app.command(epilog=info.EXPORT_EXAMPLES)(info.export)
+app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
 app.add_typer(data.app, name="data")
 
 

@@ -29,8 +29,13 @@ def card(
     from classgrad.learner import card as cards
 
     if check is not None:
-        cards.check(state, check)
-        print(f"'{check}' is the card of '{state}'")
+        not_covered = cards.check(state, check)
+        older = (
+            f", but of an older form that does not cover {not_covered}: make a new one"
+            if not_covered
+            else ""
+        )
+        print(f"'{check}' is the card of '{state}'{older}")
         return
     made = cards.make(state)
     print(

@@ -31,9 +31,9 @@ def info(
     """Show the tasks of a learner, the free rank of its layers, its memory and its settings."""
     from rich.console import Console
 
-    from classgrad.learner.info import read
+    from classgrad.learner.info import read, read_begun
 
-    learner_info = read(state)
+    learner_info = read_begun(state) or read(state)
     if as_json:
         print(json.dumps(asdict(learner_info), indent=1))
         return
@@ -50,27 +50,26 @@ def show_info(console: "Console", learner_info: "Info") -> None:
 
     for warning in learner_info.warnings:
         console.print(f"{warning}; this is the previous one", soft_wrap=True)
-    console.print(task_table(learner_info.tasks))
-    if learner_info.room:
-        console.print(rank_table(learner_info.room))
-        line("free rank", str(Capacity(learner_info.room)))
+    if learner_info.tasks:
+        console.print(task_table(learner_info.tasks))
+    if learner_info.free_rank:
+        console.print(rank_table(learner_info.free_rank))
+        line("free rank", str(Capacity(learner_info.free_rank)))
     if learner_info.unfinished is not None:
+        first = "" if learner_info.tasks else ", the first task"
         line(
             "unfinished",
-            f"{learner_info.unfinished}: repeat the command that was cut short to resume it",
+            f"{learner_info.unfinished}{first}: repeat the command that was cut short to resume it",
         )
     for task in learner_info.tasks:
         if task.forgotten:
             line("forgotten", f"of {task.name}: {', '.join(task.forgotten)}")
     for text in drift_lines(learner_info.drift):
         line("drift", text)
-    memory = learner_info.bytes
-    line(
-        "memory",
-        f"weights {size(memory['weights'])}, method {size(memory['method'])}, prototypes "
-        f"{size(memory['prototypes'])}, statistics {size(memory['statistics'])}, movement "
-        f"{size(memory['movement'])}; on disk {size(memory['disk'])}",
-    )
+    memory = dict(learner_info.bytes)
+    disk = f"on disk {size(memory.pop('disk'))}"
+    parts = ", ".join(f"{name} {size(count)}" for name, count in memory.items())
+    line("memory", f"{parts}; {disk}" if parts else disk)
     settings = dict(learner_info.settings)
     trained = ("method", "training") if settings["tune"] != "none" else ()
     for title in (*trained, "network_options"):
@@ -80,13 +79,11 @@ def show_info(console: "Console", learner_info: "Info") -> None:
         line(title.partition("_")[2] or title, " ".join([*name, *pairs]) or "-")
     for task_name, text in other_settings(learner_info):
         line("but", f"{task_name} was learnt with {text}")
-    edge, network = settings["size"], settings["network"] or "your own"
+    network = settings["network"] or "your own"
+    if "size" in settings:  # known once a task is learnt
+        network += f", images {settings['size']} x {settings['size']}"
     precision = f", {settings['precision']}" if settings["precision"] else ""
-    line(
-        "network",
-        f"{network}, images {edge} x {edge}, tune {settings['tune']}, seed {settings['seed']}"
-        f"{precision}",
-    )
+    line("network", f"{network}, tune {settings['tune']}, seed {settings['seed']}{precision}")
 
 
 def other_settings(learner_info: "Info") -> list[tuple[str, str]]:
@@ -184,7 +181,8 @@ def accuracy_lines(learner: "Learner", learnt: "LearntTask") -> list[tuple[str, 
     figures, alone, weakest = learnt.task_free, learnt.accuracy, weakest_lines(learnt)
     known = len(learnt.class_names) - len(learnt.forgotten)
     if alone is None:
-        text = "no validation data: classes have too few images"
+        alike = "all images of a class look alike" if one_scene(learnt) else ""
+        text = f"no validation data: {alike or 'classes have too few images'}"
     elif figures is None:
         text = f"{alone:.1f} %{interval_text(learnt)} on validation data, balanced"
     else:
@@ -192,7 +190,7 @@ def accuracy_lines(learner: "Learner", learnt: "LearntTask") -> list[tuple[str, 
     if alone is not None and known == 1:
         text = "nothing to tell apart: the task has one class"
     if figures is None:
-        return [("accuracy", text), *(weakest if alone is not None else [])]
+        return [("accuracy", text), *(weakest if alone is not None else []), *alike_lines(learnt)]
     classes = len({number for task in learner.tasks for number in task.known_numbers()})
     among_all = (
         f"{figures['accuracy']:.1f} % among all {classes} classes so far "
@@ -200,7 +198,7 @@ def accuracy_lines(learner: "Learner", learnt: "LearntTask") -> list[tuple[str, 
         f"images left out one at a time; probabilities are off by "
         f"{figures['calibration_error']:.0f} points on average"
     )
-    return [("accuracy", text), ("task-free", among_all), *weakest]
+    return [("accuracy", text), ("task-free", among_all), *weakest, *alike_lines(learnt)]
 
 
 def interval_text(learnt: "LearntTask") -> str:
@@ -220,9 +218,29 @@ def weakest_lines(learnt: "LearntTask", most: int = 3) -> list[tuple[str, str]]:
     if len(recalls) > 1 and weakest[0][1] < 100:
         lines.append(("weakest", ", ".join(f"{name} {share:.0f} %" for name, share in weakest)))
     unmeasured = [name for name in known if name not in recalls]
-    if unmeasured:
-        lines.append(("unmeasured", f"{', '.join(unmeasured)}: too few images"))
+    alike = [name for name in unmeasured if name in one_scene(learnt)]
+    few = [name for name in unmeasured if name not in alike]
+    for names, reason in ((alike, "all images look alike"), (few, "too few images")):
+        if names:
+            lines.append(("unmeasured", f"{', '.join(names)}: {reason}"))
     return lines
+
+
+def one_scene(learnt: "LearntTask") -> list[str]:
+    """Return the classes of several images that all look alike."""
+    classes = zip(learnt.class_names, learnt.samples, learnt.scenes or learnt.samples, strict=True)
+    return [name for name, images, scenes in classes if images > 1 and scenes == 1]
+
+
+def alike_lines(learnt: "LearntTask") -> list[tuple[str, str]]:
+    """Return how many images look alike, and so count as one."""
+    images, scenes = sum(learnt.samples), sum(learnt.scenes or learnt.samples)
+    if scenes == images:
+        return []
+    what = "scene" if scenes == 1 else "scenes"
+    return [
+        ("alike", f"{images:,} images show {scenes:,} {what}, each of which counts as one image")
+    ]
 
 
 def print_confusions(console: "Console", learner: "Learner", most: int = 10) -> None:

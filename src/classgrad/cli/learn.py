@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from math import isnan
 from pathlib import Path
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from classgrad.cli.completion import complete_names
+from classgrad.cli.logs import Log, LogFormat, Quiet, open_log
 from classgrad.cli.options import (
     Device,
     SaveMinutes,
@@ -30,8 +32,6 @@ from classgrad.cli.state import (
 from classgrad.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from classgrad.checkpoints import CheckpointManager
     from classgrad.data.pictures import Pictures
     from classgrad.learner.learner import Learner
@@ -51,7 +51,10 @@ def learn(
     images: Annotated[Path, typer.Option(help="A folder with one folder of images per class.")],
     network: Annotated[
         str | None,
-        typer.Option(help="A network, by default efficientnet-lite0; see 'classgrad list'."),
+        typer.Option(
+            help="A network, by default efficientnet-lite0; see 'classgrad list'.",
+            autocompletion=complete_names("networks"),
+        ),
     ] = None,
     weights: Weights = None,
     model: Model = None,
@@ -64,7 +67,12 @@ def learn(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option("--method", "-m", help="A method for layers that learn, by default cgp."),
+        typer.Option(
+            "--method",
+            "-m",
+            help="A method for layers that learn, by default cgp.",
+            autocompletion=complete_names("methods"),
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -140,9 +148,17 @@ def learn(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what is known of the task as JSON, nothing else.")
     ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show which classes are confused most.")
+    confusions: Annotated[
+        bool, typer.Option("--confusions", help="Show which classes are confused most.")
     ] = False,
+    quiet: Quiet = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Print a line for every epoch, however short, and --confusions."
+        ),
+    ] = False,
+    log_format: LogFormat = None,
     save_minutes: SaveMinutes = 5.0,
     save_steps: SaveSteps = None,
 ) -> None:
@@ -151,32 +167,32 @@ def learn(
     If the command is cut short, repeat it to resume the task. More images of a task can be added by
     a later call, where classes are told apart by their statistics.
     """
-    from rich.console import Console
-
     from classgrad.checkpoints import CheckpointManager
     from classgrad.cli.info import print_task
-    from classgrad.learner.learner import LEARNING, SingleImage
+    from classgrad.learner.learner import LEARNING, LookAlikes, SingleImage
     from classgrad.learner.learnt import composed
 
     if not task.strip():
         raise UserError("--task is empty: give the task a name")
     task = composed(task)
     values = parse_settings(settings or [], weights)
-    console = Console(markup=False, highlight=False, stderr=as_json)
     checkpoints = CheckpointManager(state / LEARNING, minutes=save_minutes, steps=save_steps)
-    with resumed_without_fresh(fresh), checkpoints.handle_stop_signals():
+    opened = open_log(log_format, quiet=quiet, verbose=verbose, as_json=as_json, highlight=False)
+    with opened as log, resumed_without_fresh(fresh), checkpoints.handle_stop_signals():
+        log.start("", str(state))
         options = LearnerOptions(
             network, model, method, size, seed, precision, device, no_prototypes, tune, values
         )
         learner = load_or_create(state, options)
         kept_before, learner.kept_states = learner.kept_states, keep or learner.kept_states
-        print_warnings(console, learner)
-        pictures = read_images(console, images, learner, skip_bad)
+        print_warnings(log.console, learner)
+        pictures = read_images(log, images, learner, skip_bad)
         known = {one.name: sum(one.samples) for one in learner.tasks}
-        # read_images has already warned of classes with a single image.
-        with warnings.catch_warnings(action="ignore", category=SingleImage):
+        with warnings.catch_warnings():
+            for warned in (SingleImage, LookAlikes):  # by read_images
+                warnings.simplefilter("ignore", warned)
             learn_task(
-                console,
+                log,
                 learner,
                 task,
                 pictures,
@@ -188,21 +204,25 @@ def learn(
                 reference=reference,
                 may_change=may_change,
             )
-    learnt = learner.tasks[learner.task_number(task)]
-    if known.get(task) == sum(learnt.samples) and learner.kept_states != kept_before:
-        learner.save(state, replace=True)  # nothing was learnt, so nothing was saved
+        learnt = learner.tasks[learner.task_number(task)]
+        if known.get(task) == sum(learnt.samples) and learner.kept_states != kept_before:
+            learner.save(state, replace=True)  # nothing was learnt, so nothing was saved
+        log.end(end="done", done=1.0, accuracy=learnt.accuracy, transfer=None)
     if as_json:
         print(json.dumps(asdict(learnt), indent=1))
         return
-    print_task(console, learner, task, state, known.get(task), verbose)
+    print_task(log.console, learner, task, state, known.get(task), confusions or verbose)
 
 
-def read_images(console: "Console", images: Path, learner: "Learner", skip_bad: bool) -> "Pictures":
-    """Read the folders of classes, and warn of skipped files, single images and single classes."""
+def read_images(log: Log, images: Path, learner: "Learner", skip_bad: bool) -> "Pictures":
+    """Read the folders of classes, and warn of what is skipped, single or in two classes."""
+    from classgrad.data.lookalikes import find_scenes
     from classgrad.data.pictures import read_class_folders
-    from classgrad.report.text import bar
+    from classgrad.learner.inputs import across_text, class_files
+    from classgrad.tasks import Split
 
-    with bar(console, "images") as move:
+    console = log.console
+    with log.bar("images") as move:
         pictures = read_class_folders(
             images,
             learner.size,
@@ -227,11 +247,16 @@ def read_images(console: "Console", images: Path, learner: "Learner", skip_bad: 
             f"'{images}' holds a single class: there is nothing to tell it apart from in its task",
             soft_wrap=True,
         )
+    scenes = find_scenes(Split(pictures.images, pictures.labels))
+    files = class_files(images, pictures)
+    across = across_text(scenes, pictures.labels, pictures.class_names, files, len(files))
+    if across:
+        console.print(across, soft_wrap=True)
     return pictures
 
 
 def learn_task(
-    console: "Console",
+    log: Log,
     learner: "Learner",
     task: str,
     pictures: "Pictures",
@@ -242,16 +267,12 @@ def learn_task(
     **options: Any,
 ) -> None:
     """Learn or resume a task with a progress bar, and save the learner."""
-    from classgrad.learner.learner import unfinished_state
-    from classgrad.report.text import bar
     from classgrad.training.loop import Progress
 
-    unfinished = None if fresh else unfinished_state(checkpoints, len(learner.tasks))
-    if unfinished and unfinished.get("task") == task:
-        console.print(f"resuming task '{task}', which was cut short", soft_wrap=True)
-    with bar(console, task) as move:
+    with log.bar(task) if log.has_bars else nullcontext() as move:
 
         def observer(at: Progress) -> None:
+            assert move is not None
             training = f"epoch {at.epoch + 1} loss {at.loss:.3f}"
             features = f"{at.step:,}/{at.steps:,}"  # no loss: nothing is trained
             move(at.step / at.steps, features if isnan(at.loss) else training)
@@ -264,7 +285,7 @@ def learn_task(
                 checkpoint_dir=folder,
                 fresh=fresh,
                 checkpoints=checkpoints,
-                observer=observer,
+                observer=observer if move else None,
                 **options,
             )
         except UserError:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from classgrad.cli.completion import complete_list, complete_names
 from classgrad.errors import Stopped, UserError, shown
 
 if TYPE_CHECKING:
@@ -19,11 +20,15 @@ if TYPE_CHECKING:
 
 
 HINTS = {
+    "card": "classgrad card --json prints it",
+    "check_trunk": "in Python, by Learner.load",
     "fetch": "classgrad data fetch {}",
     "force": "--force",
     "fresh": "--fresh starts again",
+    "keep": "--keep last",
     "model": "--model",
     "network": "--network mlp",
+    "other_folder": "--out names another folder",
     "other_run": "--out names another folder, --fresh starts again",
     "resume": "the same command resumes it",
     "resume_fresh": "the same command without --fresh resumes it",
@@ -60,15 +65,39 @@ def resumed_without_fresh(fresh: bool) -> Iterator[None]:
         raise
 
 
-Methods = Annotated[
-    str, typer.Option("--method", "-m", help="Methods separated by commas, or all.")
+Benchmark = Annotated[
+    str,
+    typer.Argument(
+        help="A stream of tasks; see 'classgrad list'.",
+        autocompletion=complete_names("benchmarks"),
+    ),
 ]
-NetworkName = Annotated[str | None, typer.Option(help="A network; by default that of the recipe.")]
+Methods = Annotated[
+    str,
+    typer.Option(
+        "--method",
+        "-m",
+        help="Methods separated by commas, or all; MODULE:NAME is one of your own.",
+        autocompletion=complete_list("methods"),
+    ),
+]
+NetworkName = Annotated[
+    str | None,
+    typer.Option(
+        help="A network; by default that of the recipe.",
+        autocompletion=complete_names("networks"),
+    ),
+]
 Weights = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="First weights of the network: a safetensors file."),
 ]
-Recipe = Annotated[str, typer.Option(help="A recipe by name, or a .toml file.")]
+Recipe = Annotated[
+    str,
+    typer.Option(
+        help="A recipe by name, or a .toml file.", autocompletion=complete_names("recipes")
+    ),
+]
 Out = Annotated[
     str, typer.Option(help="Folder for the results, or a URL such as s3://bucket/folder.")
 ]
@@ -105,8 +134,7 @@ def make_plans(
 
 def values_by_method(methods: str, values: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the values for each method, without those of settings that only another one has."""
-    from classgrad.methods import METHODS
-    from classgrad.methods import kind as method_class
+    from classgrad.methods import METHODS, own
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if "all" in names:
@@ -116,7 +144,11 @@ def values_by_method(methods: str, values: dict[str, Any]) -> dict[str, dict[str
         raise UserError(f"--method names '{repeated[0]}' twice")
     if not names:
         raise UserError("--method names no method: see 'classgrad list'")
-    kinds = [method_class(name) for name in names]
+    kinds = [own.find(name) for name in names]
+    called = [kind.name for kind in kinds]
+    repeated = [name for name in called if called.count(name) > 1]
+    if repeated:  # two classes; their runs would have the same names
+        raise UserError(f"--method names two methods that are called '{repeated[0]}'")
     return {
         name: {
             key: value

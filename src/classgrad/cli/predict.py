@@ -3,7 +3,6 @@
 import csv
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,7 +23,9 @@ app = typer.Typer()
 )
 def predict(
     state: State,
-    images: Annotated[list[str], typer.Argument(help="Images, or folders of images.")],
+    images: Annotated[
+        list[str], typer.Argument(help="Images, or folders with images at any depth.")
+    ],
     task: Annotated[
         str | None,
         typer.Option(help="Their task, if it is known; by default all tasks."),
@@ -60,12 +61,14 @@ def predict(
 ) -> None:
     """Predict the classes of images.
 
-    By statistics, probabilities are relative to all classes, or to those of the task that is given;
-    by confidence and by prototypes, to the classes of one task.
+    An image that cannot be read has a row that says why, unless --skip-bad leaves it out. By
+    statistics, probabilities are relative to all classes, or to those of the task that is given; by
+    confidence and by prototypes, to the classes of one task.
     """
     from rich.console import Console
 
-    from classgrad.data.pictures import read_pictures
+    from classgrad.data.pictures import none_readable, try_pictures
+    from classgrad.prediction.calibration import with_unreadable
     from classgrad.report.text import bar
 
     if as_json and as_csv:
@@ -81,61 +84,74 @@ def predict(
     if unknown and (by or learner.default_way(task)) != "statistics":
         raise UserError("--unknown needs class statistics: leave it out, or predict by statistics")
     with bar(messages, "reading", transient=True) as move:
-        pictures, files, skipped = read_pictures(
-            images, learner.size, skip_bad, lambda done, count: move(done / count, f"{done:,}")
+        pictures, files, bad = try_pictures(
+            images, learner.size, lambda done, count: move(done / count, f"{done:,}")
         )
-    for file, reason in skipped:
-        messages.print(f"skipped '{file}': {reason}", soft_wrap=True)
+    if not len(pictures):
+        raise none_readable(files, bad)
     predictions: list[Prediction] = []
     with bar(messages, "predicting", transient=True) as move:
         for batch in pictures.split(batch_size):
             predictions += learner.predict(
                 batch, task, by=by, unknown=unknown, batch_size=batch_size
             )
-            move(len(predictions) / len(files), f"{len(predictions):,}")
+            move(len(predictions) / len(pictures), f"{len(predictions):,}")
     if not predictions[0].ranking:
         raise UserError("all classes that could be predicted are forgotten")
-    show_predictions(files, predictions, top, as_json, as_csv)
+    names = [str(file) for file in files]
+    rows = [*zip(names, with_unreadable(predictions, bad), strict=True)]
+    if skip_bad:
+        for index, reason in bad.items():
+            messages.print(f"skipped '{names[index]}': {reason}", soft_wrap=True)
+        rows = [(file, prediction) for file, prediction in rows if prediction.error is None]
+    elif bad:
+        messages.print(f"{len(bad)} of {len(files)} images cannot be read")
+    show_predictions(rows, top, as_json, as_csv)
 
 
 def show_predictions(
-    files: list[Path], predictions: "list[Prediction]", top: int, as_json: bool, as_csv: bool
+    predictions: "list[tuple[str, Prediction]]", top: int, as_json: bool, as_csv: bool
 ) -> None:
-    """Print the most probable classes of each file."""
+    """Print the most probable classes of each file, or why it cannot be read."""
     from rich.console import Console
     from rich.table import Table
 
     if as_json:
         lines = [
             {
-                "file": str(file),
+                "file": file,
                 "known": prediction.known,
                 "p_value": prediction.p_value,
                 "classes": [
                     {"class": guess.name, "task": guess.task, "probability": guess.probability}
                     for guess in prediction.ranking[:top]
                 ],
+                "error": prediction.error,
             }
-            for file, prediction in zip(files, predictions, strict=True)
+            for file, prediction in predictions
         ]
         print(json.dumps(lines, indent=1))
         return
     rows = [
-        (str(file), guess.name, guess.task, guess.probability, prediction)
-        for file, prediction in zip(files, predictions, strict=True)
-        for guess in prediction.ranking[:top]
+        (file, prediction, guess)
+        for file, prediction in predictions
+        for guess in prediction.ranking[:top] or [None]
     ]
     if as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(["file", "class", "task", "probability", "known", "p_value"])
-        for *values, prediction in rows:
-            p_value = "" if prediction.p_value is None else prediction.p_value
-            writer.writerow([*values, str(prediction.known).lower(), p_value])
+        writer.writerow(["file", "class", "task", "probability", "known", "p_value", "error"])
+        for file, prediction, guess in rows:
+            values = (guess.name, guess.task, guess.probability) if guess else ("", "", "")
+            known = str(prediction.known).lower()
+            writer.writerow([file, *values, known, prediction.p_value, prediction.error])
         return
     table = Table("file", "class", "task", "probability")
     for column in table.columns:
         column.overflow = "fold"
-    for file, name, task, probability, prediction in rows:
-        known = name if prediction.known else f"none of these (nearest: {name})"
-        table.add_row(file, known, task, f"{probability:.3f}")
+    for file, prediction, guess in rows:
+        if guess is None:
+            table.add_row(file, f"cannot be read: {prediction.error}", "", "")
+            continue
+        name = guess.name if prediction.known else f"none of these (nearest: {guess.name})"
+        table.add_row(file, name, guess.task, f"{guess.probability:.3f}")
     Console(markup=False).print(table)

@@ -10,7 +10,10 @@ import typer
 from classgrad.errors import Stopped, UserError, shown
 
 if TYPE_CHECKING:
-    from classgrad.report.page.summary import PublishedLine, Section
+    from collections.abc import Sequence
+
+    from classgrad.report.lines import ExperimentLine
+    from classgrad.report.page.summary import Section
     from classgrad.runs.record import RunRecord
 
 
@@ -24,9 +27,14 @@ def report(
     runs: Annotated[
         list[Path], typer.Argument(help="Folders of runs, or folders that contain such folders.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="The page to write; by default report.html, or none if Markdown is printed.",
+        ),
+    ] = None,
     markdown: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Also write the comparison as Markdown; - prints it."),
@@ -56,8 +64,10 @@ def report(
     from classgrad.report.page.tables import markdown as as_markdown
 
     markdown_to_stdout = markdown == Path("-")
+    if out is None and not markdown_to_stdout:
+        out = Path("report.html")
     files = [
-        out,
+        *([out] if out else []),
         *([markdown] if markdown and not markdown_to_stdout else []),
         *([csv] if csv else []),
     ]
@@ -68,12 +78,12 @@ def report(
     if pictures:
         refuse_unwritable_folder(pictures)
     records = read_records(runs)
-    compared = sections(records, against, published_lines())
+    compared = sections(records, against, experiment_lines(records))
     left_out = len(records) - sum(len(row.runs) for section in compared for row in section.rows)
     if left_out:
         why = "repeats of the same settings and seed"
         print(f"left out  {left_out} of {len(records)} records: {why}", file=sys.stderr)
-    texts = {out: page_of(compared, title=title)}
+    texts = {out: page_of(compared, title=title)} if out else {}
     if markdown:
         texts[markdown] = as_markdown(compared)
     if csv:
@@ -85,7 +95,8 @@ def report(
     stream = sys.stderr if markdown_to_stdout else sys.stdout
     if pictures:
         print(f"pictures  {pictures}: {draw_into(pictures, compared)} files", file=stream)
-    print(f"page      {out}", file=stream)
+    if out:
+        print(f"page      {out}", file=stream)
 
 
 WATCH_EXAMPLES = (
@@ -118,7 +129,7 @@ def watch(
     def stop_server(number: int, frame: object) -> None:
         raise Stopped(number)  # the server handles any Exception as one of a request
 
-    watched = WatchedRuns(runs, published_lines())
+    watched = WatchedRuns(runs, experiment_lines)
     try:
         with on_stop_signal(stop_server), open_server(watched, port) as server:
             print(f"{server.address}  (Ctrl-C to stop)", flush=True)
@@ -129,24 +140,29 @@ def watch(
         raise typer.Exit(128 + stop.number) from None
 
 
-def published_lines() -> "list[PublishedLine]":
-    """Return the published figures of all experiments, for every recipe."""
+def experiment_lines(records: "Sequence[RunRecord]") -> "list[ExperimentLine]":
+    """Return the lines of all experiments that runs on these benchmarks can be of."""
     from classgrad.experiments import spec as experiments
-    from classgrad.report.page.summary import PublishedLine
+    from classgrad.report.lines import Budget, ExperimentLine
     from classgrad.runs import recipes
 
+    with_package = set(recipes.names())
+    kinds = {(r.benchmark, r.recipe) for r in records if r.recipe in with_package}
     return [
-        PublishedLine(
+        ExperimentLine(
             plan=line.plan(experiment.benchmark, recipe, seed=0),
+            experiment=experiment.name,
+            label=line.label,
             source=f"{experiment.title}, {line.label} ({experiment.source})",
-            accuracy=line.paper.accuracy,
-            transfer=line.paper.transfer_percent,
             tolerance=experiment.tolerance,
+            paper_budget=Budget.of(line.plan(experiment.benchmark, "paper", seed=0).as_dict()),
+            accuracy=line.paper.accuracy if line.paper else None,
+            transfer=line.paper.transfer_percent if line.paper else None,
         )
         for experiment in experiments.load_many("all")
-        for recipe in sorted(recipes.names())
+        for benchmark, recipe in sorted(kinds)
+        if benchmark == experiment.benchmark
         for line in experiment.distinct_lines(recipe)
-        if line.paper
     ]
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from classgrad.cli.completion import complete_list, complete_names
+from classgrad.cli.logs import Log, LogFormat, Quiet, Verbose, open_log
 from classgrad.cli.options import (
     DataDir,
     Device,
@@ -26,8 +28,6 @@ from classgrad.errors import UserError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from rich.console import Console
 
     from classgrad.experiments.executors.pool import Display, Options, Pool
     from classgrad.experiments.jobs import Job, Status
@@ -70,7 +70,8 @@ def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            help="Experiments separated by commas, all, or a .toml file; see 'classgrad list'."
+            help="Experiments separated by commas, all, or a .toml file; see 'classgrad list'.",
+            autocompletion=complete_list("experiments"),
         ),
     ],
     recipe: Recipe = "fast",
@@ -82,34 +83,35 @@ def reproduce(
     device: Device = "cpu",
     ray: Ray = None,
     save_minutes: SaveMinutes = 5.0,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    log_format: LogFormat = None,
     dry_run: DryRun = False,
 ) -> None:
     """Reproduce tables and figures of the paper, and compare them with the published figures.
 
     Finished runs are not repeated, and runs that were cut short are resumed.
     """
-    from rich.console import Console
-
     from classgrad.cli.experiments import comparison
     from classgrad.experiments.compare import compare
     from classgrad.experiments.jobs import jobs_of_experiments
     from classgrad.experiments.remote import open_results
     from classgrad.experiments.spec import load_many
 
-    experiments = load_many(name)
-    console = Console(markup=False)  # names may contain brackets
-    options = pool_options(jobs, threads, data_dir, save_minutes, device, ray)
-    with open_results(out) as results:
+    opened = open_log(log_format, quiet=quiet, verbose=verbose, several=True)
+    with opened as log, open_results(out) as results:
+        experiments = load_many(name)
+        options = pool_options(jobs, threads, data_dir, save_minutes, device, ray)
         all_jobs = jobs_of_experiments(
             experiments, recipe, parse_seeds(seeds, "--seeds"), results.folder
         )
-        statuses = execute_jobs(console, all_jobs, results, options, ray, dry_run)
+        statuses = execute_jobs(log, all_jobs, results, options, ray, dry_run)
         if dry_run:
             return
         records = [record for job in results.look_up(all_jobs) if (record := job.record())]
-    for experiment in experiments:
-        console.print(comparison(experiment, compare(experiment, records, recipe), recipe))
-    report_failures(statuses)
+        for experiment in experiments:
+            log.console.print(comparison(experiment, compare(experiment, records, recipe), recipe))
+        report_failures(log, statuses)
 
 
 @app.command(
@@ -118,7 +120,13 @@ def reproduce(
 )
 def sweep(
     benchmark: Annotated[
-        str, typer.Option("--benchmark", "-b", help="A stream of tasks; see 'classgrad list'.")
+        str,
+        typer.Option(
+            "--benchmark",
+            "-b",
+            help="A stream of tasks; see 'classgrad list'.",
+            autocompletion=complete_names("benchmarks"),
+        ),
     ] = "permuted-digits",
     method: Methods = "cgp",
     network: NetworkName = None,
@@ -146,14 +154,16 @@ def sweep(
     device: Device = "cpu",
     ray: Ray = None,
     save_minutes: SaveMinutes = 5.0,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    log_format: LogFormat = None,
     dry_run: DryRun = False,
 ) -> None:
     """Run every combination of some settings, and compare the results.
 
     Finished runs are not repeated, and runs that were cut short are resumed.
     """
-    from rich.console import Console
-
+    from classgrad.cli.report import experiment_lines
     from classgrad.experiments.jobs import jobs_of_plans
     from classgrad.experiments.remote import open_results
     from classgrad.report import terminal as report
@@ -169,18 +179,18 @@ def sweep(
         seed = point.pop("seed")
         for plan in make_plans(benchmark, method, network, recipe, seed, {**fixed, **point}):
             labelled.append((label_of(plan, point), plan))
-    console = Console(markup=False)  # names may contain brackets
     options = pool_options(jobs, threads, data_dir, save_minutes, device, ray)
-    with open_results(out) as results:
+    opened = open_log(log_format, quiet=quiet, verbose=verbose, several=True)
+    with opened as log, open_results(out) as results:
         all_jobs = jobs_of_plans(labelled, results.folder)
-        statuses = execute_jobs(console, all_jobs, results, options, ray, dry_run)
+        statuses = execute_jobs(log, all_jobs, results, options, ray, dry_run)
         if dry_run:
             return
         saved_records = [job.record() for job in results.look_up(all_jobs)]
-    records = [record for record in saved_records if record and record.complete]
-    if records:
-        console.print(report.means(records))
-    report_failures(statuses)
+        records = [record for record in saved_records if record and record.complete]
+        if records:
+            log.console.print(report.comparison(records, experiment_lines(records)))
+        report_failures(log, statuses)
 
 
 def label_of(plan: "Plan", point: dict[str, Any]) -> str:
@@ -219,7 +229,7 @@ def pool_options(
 
 
 def execute_jobs(
-    console: "Console",
+    log: Log,
     jobs: "list[Job]",
     results: "Results",
     options: "Options",
@@ -232,6 +242,7 @@ def execute_jobs(
     from classgrad.experiments.executors.local import LocalPool
     from classgrad.report.text import duration
 
+    console = log.notes
     if ray is not None:
         from classgrad.experiments.executors.ray import refuse_relative
 
@@ -248,9 +259,10 @@ def execute_jobs(
             0.0 if state == "done" else estimate.of_job(job)
             for job, state in zip(jobs, states, strict=True)
         ]
+    planned = log.console if dry_run else log.notes
     if not todo:
-        console.print(plan_table(jobs, states, seconds))
-        console.print("all runs are done")
+        planned.print(plan_table(jobs, states, seconds))
+        planned.print("all runs are done")
         return []
     may_stop_early = any(job.plan.training.schedule == "plateau" for job in todo)
     with ExitStack() as connection:
@@ -262,30 +274,36 @@ def execute_jobs(
                 slots = connection.enter_context(connected(ray, options))
                 refuse_differences(options, None if dry_run or results.url else results.folder)
             options, new_pool = replace(options, count=min(options.count, slots)), RayPool
-        console.print(plan_table(jobs, states, seconds))
+        planned.print(plan_table(jobs, states, seconds))
         count = min(options.count, len(todo))
         total = duration(total_seconds(seconds, count))
-        console.print(
+        planned.print(
             f"{len(todo)} of {len(jobs)} runs to do: about {total}"
             + (f" with {count} in parallel" if count > 1 else "")
             + (", less where training stops early" if may_stop_early else "")
         )
         if dry_run:
             return []
-        with job_display(console) as display:
+        options = replace(options, verbose=log.verbose)
+        times = [t for t, state in zip(seconds, states, strict=True) if state != "done"]
+        with job_display(log, times) as display:
             return new_pool(todo, options, display).execute()
 
 
-def report_failures(statuses: "Sequence[Status]") -> None:
+def report_failures(log: Log, statuses: "Sequence[Status]") -> None:
     """Exit with a line that names the runs that were not finished, if there are any."""
+    from classgrad.cli.experiments import with_job_hint
+
     unfinished = [status for status in statuses if status.state != "done"]
     if not unfinished:
         return
     reasons = "; ".join(
-        f"{status.job.title}: {status.why or status.state}" for status in unfinished
+        f"{status.job.title}: {with_job_hint(status.why or status.state, status.hint)}"
+        for status in unfinished
     )
     line = f"{len(unfinished)} of {len(statuses)} runs did not finish: {reasons}"
     if not any(status.crash for status in unfinished):
         raise UserError(line)
+    log.end(end="failed", why=line, hint=None, diverged=False)
     print(f"classgrad: {line}", file=sys.stderr)
     raise typer.Exit(1)

@@ -1,20 +1,17 @@
 """The command run: methods on a benchmark."""
 
 import json
-import os
-import select
-import signal
-import sys
-import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from classgrad.cli.logs import JsonLog, LogFormat, Quiet, Verbose, open_log
 from classgrad.cli.options import (
+    Benchmark,
     DataDir,
     Device,
     Methods,
@@ -28,15 +25,13 @@ from classgrad.cli.options import (
     parse_seeds,
     parse_settings,
     resumed_without_fresh,
-    with_hint,
 )
 from classgrad.cli.show import show_records
-from classgrad.errors import Stopped, UserError, shown
+from classgrad.errors import UserError, shown
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from classgrad.experiments.jobs import Send
     from classgrad.runs.record import RunRecord
     from classgrad.runs.run import Run
     from classgrad.tasks import TaskStream
@@ -46,14 +41,12 @@ EXAMPLES = (
     "Examples: classgrad run split-digits --method cgp --set eta=0.8 --set lambda=0.1 | "
     "classgrad run --method cgp,gpm,finetune --seed 2 | classgrad run --method gpm --json | "
     "classgrad run --method all --seed 1,2,3 | classgrad run --tensorboard | "
-    "classgrad run split-cifar100 --progress json --out s3://bucket/runs"
+    "classgrad run split-cifar100 --log json --out s3://bucket/runs"
 )
 
 
 def run(
-    benchmark: Annotated[
-        str, typer.Argument(help="A stream of tasks; see 'classgrad list'.")
-    ] = "permuted-digits",
+    benchmark: Benchmark = "permuted-digits",
     method: Methods = "cgp",
     network: NetworkName = None,
     weights: Weights = None,
@@ -94,15 +87,26 @@ def run(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write event files to the run's folder.")
     ] = False,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="last|task",
+            help="Keep weights, heads and bases beside the record: the last ones, or those after "
+            "every task.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the record as JSON and nothing else.")
     ] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    log_format: LogFormat = None,
     progress: Annotated[
         str,
         typer.Option(
             metavar="bar|json",
-            help="json prints the progress of one run as lines of JSON, and nothing else. If "
-            "their reader ends, the run saves its state and ends, too.",
+            help="json is --log json for one run, with its progress five times a second and no "
+            "tables.",
         ),
     ] = "bar",
 ) -> None:
@@ -111,10 +115,9 @@ def run(
     If the command is cut short, repeat it to resume.
     """
     import torch
-    from rich.console import Console
 
     from classgrad.distributed import join, leave, world
-    from classgrad.experiments.jobs import Job, message, resume_with_messages
+    from classgrad.experiments.jobs import Job, done_message, progress_sender
     from classgrad.experiments.remote import checkpoints_at, open_results
     from classgrad.report.page.pictures import draw_matrices
     from classgrad.runs.events import refuse_missing
@@ -130,10 +133,20 @@ def run(
     is_main_process = join(gpu=device.startswith("cuda")).is_main_process
     if progress not in ("bar", "json"):
         raise UserError(f"--progress takes bar or json (got {progress!r})")
+    if progress == "json" and log_format == "text":
+        raise UserError("--progress json and --log text contradict each other: give one of them")
     if threads is not None:
         torch.set_num_threads(threads)
     with ExitStack() as stack:
-        send = stack.enter_context(message_lines(is_main_process)) if progress == "json" else None
+        log = stack.enter_context(
+            open_log(
+                "json" if progress == "json" else log_format,
+                quiet=quiet,
+                verbose=verbose,
+                as_json=as_json and progress != "json",
+                is_main_process=is_main_process,
+            )
+        )
         if tensorboard:
             refuse_missing()
         values, seeds = parse_settings(settings or [], weights), parse_seeds(seed)
@@ -144,14 +157,15 @@ def run(
         ]
         if name is not None and (len(plans) > 1 or name in ("", "..") or name != Path(name).name):
             raise UserError(f"--name is the name of one run's folder (got '{shown(name)}')")
-        if send and (as_json or len(plans) > 1):
+        if progress == "json" and (as_json or len(plans) > 1):
             raise UserError("--progress json is for one run: give one method and seed, no --json")
-        refuse_other_processes(plans, {"--device": device, "--fresh": fresh, "--resume": resume})
+        options = {"--device": device, "--fresh": fresh, "--resume": resume, "--keep": keep}
+        refuse_other_processes(plans, options)
         if resume and fresh:
             raise UserError("--resume and --fresh contradict each other: give one of them")
         results = stack.enter_context(open_results(out))
-        if results.url and (fresh or tensorboard or world().size > 1):
-            needs = "--fresh, --tensorboard and torchrun need a folder"
+        if results.url and (fresh or tensorboard or keep or world().size > 1):
+            needs = "--fresh, --keep, --tensorboard and torchrun need a folder"
             raise UserError(f"{needs} for the results (got '{shown(out)}')")
         folders = [
             results.folder / name if name else run_folder(results.folder, plan) for plan in plans
@@ -159,20 +173,24 @@ def run(
         jobs = results.look_up(list(map(Job, plans, folders)))
         if resume and not any(has_saved_state(job.folder) for job in jobs):
             raise UserError(f"nothing to resume in '{out}': leave out --resume")
-        if send:
-            send({"folder": jobs[0].place, "plan": plans[0].folder_name()})
-        # No markup: names may contain brackets.
-        console = Console(stderr=as_json, markup=False, quiet=not is_main_process)
 
-        def tell(line: str, hint: str | None = None) -> None:
-            console.print(with_hint(line, hint), soft_wrap=True)
+        def title(job: Job) -> str:
+            name = job.plan.method.name
+            return name if len(seeds) == 1 else f"{name}, seed {job.plan.seed}"
 
         def make_run(stream: "TaskStream", job: Job) -> Run:
             folder, checkpoints = stack.enter_context(
                 checkpoints_at(job.folder, job.url, minutes=save_minutes, steps=save_steps)
             )
-            plan = job.plan
-            return Run(plan, stream, folder, checkpoints, device=device, tensorboard=tensorboard)
+            return Run(
+                job.plan,
+                stream,
+                folder,
+                checkpoints,
+                device=device,
+                tensorboard=tensorboard,
+                keep=keep,
+            )
 
         records: list[RunRecord] = []
         with resumed_without_fresh(fresh):
@@ -185,25 +203,26 @@ def run(
                     runs = list(runs)
                     if fresh:
                         remove_runs(job.folder for job in jobs)
-                for current in runs:
+                for current, job in zip(runs, jobs_of_seed, strict=True):
                     assert current.checkpoints is not None
-                    with current.checkpoints.handle_stop_signals():
-                        if send:
-                            records.append(resume_with_messages(current, send))
-                        else:
-                            with progress_bar(console, current) as observer:
-                                records.append(current.resume(observer, tell=tell))
+                    log.start(title(job), job.place, job.plan.folder_name())
+                    showing: AbstractContextManager[Observer | None] = nullcontext()
+                    if progress == "json" and isinstance(log, JsonLog):
+                        showing = nullcontext(progress_sender(current, log.send))
+                    elif log.has_bars:
+                        showing = progress_bar(log.console, current)
+                    with current.checkpoints.handle_stop_signals(), showing as observer:
+                        records.append(current.resume(observer))
                         current.checkpoints.raise_if_stopped()
+                    log.end(**done_message(records[-1]))
         leave()
-        if send:
-            send(message(records[0], end="done", done=1.0))
-            return
-    if not is_main_process:
+    if not is_main_process or progress == "json":
         return
     if as_json:
         contents = [json.loads(record.to_json()) for record in records]
         print(json.dumps(contents[0] if len(contents) == 1 else contents, indent=1))
         return
+    console = log.console
     show_records(console, records)
     places = ", ".join(job.place for job in jobs) if len(jobs) < 9 else out
     console.print(f"records   {places}", soft_wrap=True)
@@ -211,39 +230,6 @@ def run(
         file = Path(out) / "matrices.png" if len(jobs) > 1 else jobs[0].folder / "matrix.png"
         picture = draw_matrices(records[: len(records) // len(seeds)], file)
         console.print(f"picture   {picture}", soft_wrap=True)
-
-
-@contextmanager
-def message_lines(is_main_process: bool) -> "Iterator[Send]":
-    """Yield what prints a message, see `jobs.Status`, as a line of JSON; print errors so, too.
-
-    Nothing else goes to standard output. When its reader has ended, this process gets SIGTERM.
-    """
-    from classgrad.experiments.jobs import end_message
-
-    output = sys.stdout
-
-    def send(message: dict[str, Any]) -> None:
-        if is_main_process:
-            with suppress(BrokenPipeError):
-                print(json.dumps(message), file=output, flush=True)
-
-    threading.Thread(target=stop_without_reader, daemon=True).start()
-    try:
-        with redirect_stdout(sys.stderr):
-            yield send
-    except (UserError, Stopped, KeyboardInterrupt) as error:
-        send(end_message(error))
-        raise
-
-
-def stop_without_reader() -> None:
-    """Wait until nothing reads standard output any more, then send SIGTERM to this process."""
-    poll = select.poll()
-    poll.register(1, 0)  # no event but an error, which is that the other end is closed
-    poll.poll()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the next line would fail to be written
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The commands list and show: what can be run, and the records of finished runs."""
+"""The command show: the records of finished runs."""
 
 import json
 from pathlib import Path
@@ -6,42 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from classgrad.cli.report import experiment_lines, read_records
+from classgrad.errors import UserError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from classgrad.runs.record import RunRecord
 
-LIST_EXAMPLES = "Examples: classgrad list | classgrad list cgp | classgrad list --json"
 SHOW_EXAMPLES = (
     "Examples: classgrad show runs | classgrad show runs/permuted-digits-cgp-seed1-... | "
     "classgrad show runs/*cgp*"
 )
-
-
-def list_tables(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help="List the settings of this method, benchmark or network, or of training."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
-) -> None:
-    """List methods, benchmarks, networks, recipes and experiments; or the settings of one."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from classgrad.cli import tables
-
-    listed = tables.all_tables() if name is None else {name: tables.settings_of(name)}
-    if as_json:
-        print(json.dumps(listed, indent=1))
-        return
-    for title, entries in listed.items():
-        table = Table("name", "what it is", title=title, title_justify="left")
-        for entry, summary in entries.items():
-            table.add_row(entry, summary)
-        Console().print(table)
 
 
 def show(
@@ -52,11 +28,15 @@ def show(
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print means over seeds as a Markdown table.")
     ] = False,
+    details: Annotated[
+        bool,
+        typer.Option(
+            "--details", help="Of one run, also show losses, the energy held, and stability."
+        ),
+    ] = False,
 ) -> None:
     """Show the record of a run, or compare several."""
     from rich.console import Console
-
-    from classgrad.cli.report import read_records
 
     records = read_records([Path(run) for run in runs])
     if as_json:
@@ -66,20 +46,27 @@ def show(
     if as_markdown:
         from classgrad.report.terminal import markdown
 
-        print(markdown(records), end="")
+        print(markdown(records, experiment_lines(records)), end="")
         return
-    show_records(Console(markup=False), records)
+    if details and len(records) > 1:
+        raise UserError(f"--details are those of one run, and these are {len(records)}: give one")
+    show_records(Console(markup=False), records, details=details)
 
 
-def show_records(console: "Console", records: "list[RunRecord]") -> None:
+def show_records(console: "Console", records: "list[RunRecord]", *, details: bool = False) -> None:
     """Print a comparison; for one run also its accuracy matrix and the ranks of its layers."""
+    from classgrad.report import details as more
     from classgrad.report import terminal as report
 
-    several_seeds = len(report.summaries(records)) < len(records)
-    console.print(report.means(records) if several_seeds else report.comparison(records))
+    lines = experiment_lines(records) if len(records) > 1 else []  # one need not be told apart
+    console.print(report.comparison(records, lines))
     if len(records) == 1:
-        console.print(report.matrix_table(records[0]))
+        console.print(report.matrix_table(records[0], console.width))
         if records[0].layers:
-            console.print(report.rank_table(records[0]))
+            console.print(report.rank_table(records[0], console.width))
+        for table in more.tables(records[0]) if details else []:
+            console.print(table)
+        for line in more.in_short(records[0]):
+            console.print(line, soft_wrap=True)
     if any(not record.complete for record in records):
         console.print("Some runs are not finished: their figures cover the tasks learnt so far.")

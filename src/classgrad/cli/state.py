@@ -3,7 +3,9 @@
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -122,7 +124,7 @@ def new_learner(options: LearnerOptions) -> "Learner":
         None if options.model is None else make_model(options.model, seed),
         method,
         network=network,
-        network_options=settings.get("network_options"),
+        network_options=settings["network_options"],
         size=options.size,
         training=DEFAULT_TRAINING.replace(**training) if training else None,
         tune=options.tune,
@@ -136,6 +138,7 @@ def new_learner(options: LearnerOptions) -> "Learner":
 def refuse_changes(folder: Path, learner: "Learner", options: LearnerOptions) -> None:
     """Refuse options that contradict a saved learner; training may change with every task."""
     from classgrad import networks
+    from classgrad.learner.inputs import OwnTrunk
     from classgrad.training.config import Training
 
     for flag, saved, given in [
@@ -161,12 +164,12 @@ def refuse_changes(folder: Path, learner: "Learner", options: LearnerOptions) ->
     }
     settings = merge_settings(learner.network, type(learner.method), before, options.values)
     refuse_different(folder, learner.method, type(learner.method)(**settings["method"]))
+    checked: Callable[..., Settings] = OwnTrunk
     if learner.network is not None:
-        refuse_different(
-            folder,
-            networks.options(learner.network, **before["network_options"]),
-            networks.options(learner.network, **settings["network_options"]),
-        )
+        checked = partial(networks.options, learner.network)
+    refuse_different(
+        folder, checked(**before["network_options"]), checked(**settings["network_options"])
+    )
     if learner.tune == "none" and settings["training"] != before["training"]:
         raise UserError(
             f"'{folder}' was created with tune=none, so no layer learns: leave out settings of "
@@ -195,10 +198,15 @@ def merge_settings(
     """Return the settings of method, training and network: given values override earlier ones."""
     from classgrad import networks
     from classgrad.errors import unknown
+    from classgrad.learner.inputs import OwnTrunk
     from classgrad.runs.spec import assign_values
     from classgrad.training.config import Training
 
-    parts: dict[str, type[Settings]] = {"method": kind, "training": Training}
+    parts: dict[str, type[Settings]] = {
+        "method": kind,
+        "training": Training,
+        "network_options": OwnTrunk,
+    }
     if network is not None:
         if network not in networks.NETWORKS:
             raise unknown("network", network, networks.NETWORKS)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from classgrad.cli.logs import LogFormat, Quiet, Verbose, open_log
 from classgrad.cli.options import (
+    Benchmark,
     DataDir,
     Device,
     Methods,
@@ -45,7 +47,7 @@ EXAMPLES = (
 
 
 def tune(
-    benchmark: Annotated[str, typer.Argument(help="A stream of tasks; see 'classgrad list'.")],
+    benchmark: Benchmark,
     over: Annotated[
         list[str],
         typer.Option(
@@ -89,6 +91,9 @@ def tune(
             help="Also write the chosen values into this recipe file; all else in it stays.",
         ),
     ] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    log_format: LogFormat = None,
     dry_run: DryRun = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the choices as JSON and nothing else.")
@@ -99,8 +104,6 @@ def tune(
     Of all combinations, the one with the highest mean accuracy over seeds is chosen. Finished
     trials are not repeated, and trials that were cut short are resumed.
     """
-    from rich.console import Console
-
     from classgrad.experiments import tune as tuning
     from classgrad.experiments.remote import Results
 
@@ -117,39 +120,40 @@ def tune(
         study.check()
     if write is not None:
         check_writable(write, studies)
-    console = Console(stderr=as_json, markup=False)  # names may contain brackets
     options = pool_options(jobs, threads, data_dir, save_minutes, device, None)
     folder, runs = Path(out), Path(out, "runs")
     all_jobs = [job for study in studies for job in study.jobs(runs)]
-    statuses = execute_jobs(console, all_jobs, Results(runs), options, None, dry_run)
-    if dry_run:
-        return
-    command = shlex.join(["classgrad", *sys.argv[1:]])
-    contents = []
-    for study in studies:
-        result = tuning.outcome(study, runs, statuses)
-        if result is None:
-            continue
-        path = tuning.save(result, folder, command)
-        contents.append(json.loads(path.read_text(encoding="utf-8")))
-        shared = ", ".join(map(str, study.seeds))
-        title = f"{study.benchmark}, {study.method}: on held-out images, mean of seeds {shared}"
-        console.print(title, soft_wrap=True)
-        console.print(outcome_table(result))
-        for line in result.edges():
-            console.print(line, soft_wrap=True)
-        console.print(f"choice    {path}", soft_wrap=True)
-        if write is not None and result.choice is not None:
-            write_choice(write, result, path)
-            console.print(f"recipe    {write}", soft_wrap=True)
-    if contents:
-        console.print(f"rule      {tuning.RULE}", soft_wrap=True)
-    if as_json:
-        print(json.dumps(contents[0] if len(studies) == 1 and contents else contents, indent=1))
-    report_failures([status for status in statuses if not tuning.DIVERGED.search(status.why)])
-    without = [content["method"] for content in contents if content["choice"] is None]
-    if without:
-        raise UserError(f"every trial of {without[0]} diverged: try other values")
+    opened = open_log(log_format, quiet=quiet, verbose=verbose, as_json=as_json, several=True)
+    with opened as log:
+        statuses = execute_jobs(log, all_jobs, Results(runs), options, None, dry_run)
+        if dry_run:
+            return
+        command = shlex.join(["classgrad", *sys.argv[1:]])
+        contents = []
+        for study in studies:
+            result = tuning.outcome(study, runs, statuses)
+            if result is None:
+                continue
+            path = tuning.save(result, folder, command)
+            contents.append(json.loads(path.read_text(encoding="utf-8")))
+            shared = ", ".join(map(str, study.seeds))
+            title = f"{study.benchmark}, {study.method}: on held-out images, mean of seeds {shared}"
+            log.console.print(title, soft_wrap=True)
+            log.console.print(outcome_table(result))
+            for line in result.edges():
+                log.console.print(line, soft_wrap=True)
+            log.console.print(f"choice    {path}", soft_wrap=True)
+            if write is not None and result.choice is not None:
+                write_choice(write, result, path)
+                log.console.print(f"recipe    {write}", soft_wrap=True)
+        if contents:
+            log.console.print(f"rule      {tuning.RULE}", soft_wrap=True)
+        if as_json:
+            print(json.dumps(contents[0] if len(studies) == 1 and contents else contents, indent=1))
+        report_failures(log, [status for status in statuses if not status.diverged])
+        without = [content["method"] for content in contents if content["choice"] is None]
+        if without:
+            raise UserError(f"every trial of {without[0]} diverged: try other values")
 
 
 def outcome_table(outcome: "Outcome") -> "Table":

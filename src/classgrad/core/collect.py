@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from classgrad.core.layers import Site, Source, inner_modules, tap
 from classgrad.core.projector import bypassed
 from classgrad.core.subspace import Representation
-from classgrad.errors import UserError
+from classgrad.errors import Diverged, UserError
 
 Forward = Callable[[Any], Tensor]
 Batch = tuple[Any, Tensor]  # inputs, most often a tensor, and labels
@@ -358,7 +358,7 @@ class _Gather:
             for x in self.seen.get(site.source, []):
                 # The sum of finite numbers can only be infinite if it overflows.
                 if not x.sum().isfinite() and not x.isfinite().all():
-                    raise UserError(f"layer '{name}' saw an input that is not a finite number")
+                    raise Diverged(f"layer '{name}' saw an input that is not a finite number")
                 if not len(x) or len(x) % count:
                     raise not_the_batch(name, x, count)
 

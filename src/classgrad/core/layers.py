@@ -345,6 +345,15 @@ class Site:
         return self.kind.gram(self.layer, self.matrix_input(x))
 
 
+def dotted(module: str, label: str) -> str:
+    """Return the name of a parameter or buffer of a module; the model itself has the name "".
+
+    >>> dotted("block.fc", "weight"), dotted("", "weight")
+    ('block.fc.weight', 'weight')
+    """
+    return f"{module}.{label}" if module else label
+
+
 def sites(model: nn.Module) -> dict[str, Site]:
     """List the trainable weight matrices by dotted name.
 

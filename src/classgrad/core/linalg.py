@@ -35,6 +35,21 @@ def gram(rows: Tensor) -> Tensor:
     return c_ct
 
 
+def upper_half(matrix: Tensor) -> Tensor:
+    """Symmetric matrix (d x d) -> its upper half, row by row (d (d + 1) / 2)."""
+    rows, columns = torch.triu_indices(*matrix.shape)
+    return matrix[rows, columns]
+
+
+def from_upper_half(half: Tensor, dimension: int) -> Tensor:
+    """Upper half of a symmetric matrix -> the matrix (d x d)."""
+    rows, columns = torch.triu_indices(dimension, dimension)
+    matrix = half.new_zeros(dimension, dimension)
+    matrix[rows, columns] = half
+    matrix[columns, rows] = half
+    return matrix
+
+
 def window_products(lines: Tensor, window: tuple[int, int]) -> Tensor:
     """Lines (w x h x n x c) -> Σ lines[x+u, y+i]ᵀ lines[x+v, y+j] at i, j, u, v (... x c x c).
 
@@ -200,6 +215,20 @@ def orthonormal(vectors: Tensor) -> Tensor:
     q: Tensor
     q, r = torch.linalg.qr(vectors)
     return q * torch.where(r.diagonal() < 0, -1.0, 1.0).to(q)
+
+
+def reorthonormalised(columns: Tensor) -> Tensor:
+    """Columns (d x r), orthonormal up to rounding -> the nearest by Gram-Schmidt, in float64.
+
+    Float64 columns come back as they are. With the Cholesky factor L of their Gram matrix it is
+    columns L⁻ᵀ, which is exact where that matrix is nearly the identity.
+    """
+    if columns.dtype == torch.float64 or not columns.shape[1]:
+        return columns.double()
+    columns = columns.double()
+    lower = torch.linalg.cholesky(gram(columns))
+    basis: Tensor = torch.linalg.solve_triangular(lower.T, columns, upper=True, left=False)
+    return basis
 
 
 def smallest_rank(energies: Tensor, target: float) -> int:

@@ -34,6 +34,7 @@ from classgrad.core.attention import refuse_positions_first
 from classgrad.core.layers import (
     EquivalentForward,
     Site,
+    dotted,
     install_forward,
     is_norm,
     layer_kind,
@@ -68,12 +69,11 @@ def refuse_unprotectable(model: nn.Module, freezes_rest: bool = False) -> None:
             vector = max(parameter.shape, default=1) == parameter.numel()
             added = vector or "bias" in label
             if parameter.requires_grad and not (freezes_rest and added):
-                where = f"{name}.{label}" if name else label
                 kind = type(module).__name__
                 raise UserError(
-                    f"parameter '{where}' of a {kind} cannot be protected: freeze it with "
-                    "requires_grad_(False), build that part from Linear and Conv layers, or say "
-                    "which rows it multiplies: classgrad.register_layer("
+                    f"parameter '{dotted(name, label)}' of a {kind} cannot be protected: freeze it "
+                    "with requires_grad_(False), build that part from Linear and Conv layers, or "
+                    "say which rows it multiplies: classgrad.register_layer("
                     f"{kind}, classgrad.core.LayerKind())"
                 )
 
@@ -97,7 +97,7 @@ def bypassed(
 ) -> list[str]:
     """Name the parameters that affect the output although their layer was not called."""
     unseen = {
-        f"{prefix}.{name}" if prefix else name: parameter
+        dotted(prefix, name): parameter
         for prefix, module in model.named_modules()
         if module not in called
         for name, parameter in module.named_parameters(recurse=False)
@@ -133,14 +133,14 @@ class Projection:
 
     def __init__(self, subspace: Subspace, like: Tensor) -> None:
         self.inside = subspace.rank <= subspace.dimension // 2
-        basis = subspace.basis if self.inside else linalg.complement(subspace.basis)
-        self.basis = basis.to(like)
+        whole = subspace.basis
+        self.basis = (whole if self.inside else linalg.complement(whole)).to(like)
         # Two random directions, one in the subspace and one in the whole space, of lengths √rank
         # and √dimension: ||g probe|| is then about ||g S|| and ||g||, and g is read only once.
         rng = torch.Generator().manual_seed(subspace.rank)
         weights = torch.randn(subspace.rank, generator=rng, dtype=torch.float64)
         anywhere = torch.randn(subspace.dimension, generator=rng, dtype=torch.float64)
-        self.probes = torch.stack([subspace.basis @ weights, anywhere]).to(like)
+        self.probes = torch.stack([whole @ weights, anywhere]).to(like)
         self.by_rows = False  # whether the gradient was formed from projected rows
 
     def project(self, matrix: Tensor) -> Tensor:
@@ -371,7 +371,7 @@ class Projector:
         """
         layers, weights = set(used), self.weights
         return [
-            f"{prefix}.{label}" if prefix else label
+            dotted(prefix, label)
             for prefix, module in self._model.named_modules()
             if module in layers
             for label, parameter in module.named_parameters(recurse=False)

@@ -33,7 +33,7 @@ class RecurrentKind(LayerKind[nn.RNNBase]):
         >>> [(m.suffix, m.input) for m in RecurrentKind().matrices(nn.GRU(2, 3, num_layers=2))]
         [('[ih_l0]', 0), ('[hh_l0]', 1), ('[ih_l1]', 2), ('[hh_l1]', 3)]
         """
-        found = []
+        matrices = []
         for number in range(layer.num_layers):
             first = number * (1 + directions(layer))
             for direction in range(directions(layer)):
@@ -41,8 +41,8 @@ class RecurrentKind(LayerKind[nn.RNNBase]):
                 for part, index in (("ih", first), ("hh", first + 1 + direction)):
                     name = f"weight_{part}_{end}"
                     height = len(layer.get_parameter(name))
-                    found.append(Matrix(f"[{part}_{end}]", name, 0, height, index))
-        return found
+                    matrices.append(Matrix(f"[{part}_{end}]", name, 0, height, index))
+        return matrices
 
     @contextmanager
     def record_inputs(self, layer: nn.RNNBase, record: Record) -> Iterator[None]:

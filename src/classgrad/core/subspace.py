@@ -11,14 +11,19 @@ from classgrad.core import linalg
 
 @dataclass(frozen=True)
 class Subspace:
-    """Orthonormal columns `basis` (d x r, float64); extending or reducing gives a new one.
+    """Orthonormal columns (d x r); extending or reducing gives a new one.
+
+    Between tasks they are stored in the precision of the weights, so orthonormal up to its
+    rounding; `basis` is what follows from these columns in float64, so what is computed with it
+    does not depend on whether the columns were saved and loaded.
 
     >>> plane = Subspace.empty(3).extended(torch.eye(3)[:, :2])
     >>> plane.rank, plane.dimension
     (2, 3)
     """
 
-    basis: Tensor
+    columns: Tensor
+    rounded: Tensor | None = None  # how the first of float64 columns were stored
 
     @classmethod
     def empty(cls, dimension: int) -> "Subspace":
@@ -26,27 +31,47 @@ class Subspace:
         return cls(torch.zeros(dimension, 0, dtype=torch.float64))
 
     @property
+    def basis(self) -> Tensor:
+        """The columns in float64, orthonormal; computed with every call if they are stored."""
+        return linalg.reorthonormalised(self.columns)
+
+    @property
     def dimension(self) -> int:
         """Length of a direction."""
-        return self.basis.shape[0]
+        return self.columns.shape[0]
 
     @property
     def rank(self) -> int:
         """Number of protected directions."""
-        return self.basis.shape[1]
+        return self.columns.shape[1]
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes the basis takes."""
-        return self.basis.nbytes
+        """Bytes the columns take."""
+        return self.columns.nbytes
+
+    def exact(self) -> "Subspace":
+        """Return the same with float64 columns, to compute with."""
+        if self.columns.dtype == torch.float64:
+            return self
+        return Subspace(self.basis, self.columns)
+
+    def stored(self, dtype: torch.dtype) -> "Subspace":
+        """Return the same with columns of this type; those that were stored before stay as then."""
+        if self.columns.dtype == dtype:
+            return self
+        kept = self.columns[:, :0] if self.rounded is None else self.rounded
+        new = self.columns[:, kept.shape[1] :]
+        return Subspace(torch.cat([kept.to(dtype), new.to(dtype)], dim=1))
 
     def extended(self, vectors: Tensor) -> "Subspace":
         """Return the span of this subspace and `vectors` (columns)."""
-        return Subspace(linalg.extend(self.basis, vectors))
+        exact = self.exact()
+        return Subspace(linalg.extend(exact.columns, vectors), exact.rounded)
 
     def reduced(self, columns: list[int]) -> "Subspace":
         """Return the span of these columns of the basis only."""
-        return Subspace(self.basis[:, columns])
+        return Subspace(self.exact().columns[:, columns])
 
 
 # From this many coordinates on, only the directions that are needed are computed. Below, that takes

@@ -22,9 +22,10 @@ from classgrad.errors import UserError, shown, unknown
 class Images:
     """The images of one split, in the order of the files.
 
-    `images` is uint8 (N, C, H, W); `labels` is int64 (N,) and indexes `class_names`; `coarse` does
-    the same for `coarse_names` where the dataset has superclasses. `status` is "complete", "subset"
-    or "other", and `note` says how this copy compares with the release.
+    `images` is uint8 (N, C, H, W), or (N, bytes) of sentences; `labels` is int64 (N,) and indexes
+    `class_names`; `coarse` does the same for `coarse_names` where the dataset has superclasses.
+    `status` is "complete", "subset" or "other", and `note` says how this copy compares with the
+    release.
     """
 
     images: Tensor
@@ -112,7 +113,7 @@ class Dataset:
     title: str
     format: str
     folder: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     train: Split
     test: Split
     licence: str
@@ -120,6 +121,7 @@ class Dataset:
     downloads: tuple[Download, ...] = ()
     by_hand: str = ""
     remark: str = ""
+    content: str = "images"  # or "sentences"
     # Bytes. The largest released file has 182 MB; a larger file is not one of these datasets.
     largest: int = 512 * 2**20
 
@@ -142,6 +144,10 @@ class Dataset:
 
 
 Source = tuple[Path, bytes]
+
+
+class Unreadable(ValueError):
+    """A file cannot be decoded; the message is one line, without the name of the file."""
 
 
 class Missing(UserError):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from classgrad.data import cifar, idx, notmnist, notmnist32, svhn
+from classgrad.data import cifar, clinc150, idx, notmnist, notmnist32, svhn
 from classgrad.data.datasets import (
     SPLITS,
     Content,
@@ -37,6 +37,7 @@ class Format(Protocol):
 
 FORMATS: dict[str, Format] = {
     "cifar": cifar,
+    "clinc150": clinc150,
     "idx": idx,
     "notmnist": notmnist,
     "notmnist32": notmnist32,
@@ -55,28 +56,34 @@ def load(which: str | Dataset, root: str | Path, split: str = "train") -> Images
     paths = file_format.find(root, data, split)
     images = file_format.decode([(path, read(data, path)) for path in paths], data, split)
     if len(images) > release.count:
-        what = f"{len(images):,} images, the release has {release.count:,}"
+        what = f"{len(images):,} {data.content}, the release has {release.count:,}"
         raise damaged(data, paths[-1], what)
     content = checksums(images)
     _refuse_another(data, split, paths[-1].parent, content)
     same = (
         release.images is None and len(images) == release.count and released(paths, release.files)
     )
-    status, note = compare(release, split, images, content, same_files=same)
+    status, note = compare(release, split, images, content, same_files=same, words=data.content)
     return replace(images, status=status, note=f"{note}; {data.remark}" if data.remark else note)
 
 
 def compare(
-    release: Split, split: str, images: Images, content: Content, *, same_files: bool
+    release: Split,
+    split: str,
+    images: Images,
+    content: Content,
+    *,
+    same_files: bool,
+    words: str = "images",
 ) -> tuple[str, str]:
     """Compare images with the release, and return the status and a note.
 
     `same_files` says that the files are byte for byte those of the release; it decides where no
     checksum of the decoded release is known.
     """
-    counted = f"{len(images):,} of {release.count:,} {SPLIT_NAMES[split]} images"
+    counted = f"{len(images):,} of {release.count:,} {SPLIT_NAMES[split]} {words}"
     if same_files or content == (release.images, release.labels):
-        return "complete", f"{len(images):,} {SPLIT_NAMES[split]} images, as released"
+        return "complete", f"{len(images):,} {SPLIT_NAMES[split]} {words}, as released"
     if len(images) < release.count:
         exceeding = [
             name
@@ -94,7 +101,7 @@ def compare(
         labels = ", with the labels of the release" if content.labels == release.labels else ""
         return "other", f"{counted}{labels}, in files other than the released ones"
     compared = (
-        ("pixels", content.images, release.images),
+        ("pixels" if words == "images" else words, content.images, release.images),
         ("labels", content.labels, release.labels),
     )
     differing = " and ".join(part for part, actual, expected in compared if actual != expected)

@@ -11,7 +11,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from classgrad.data.datasets import Dataset, Images, Source, damaged, missing, unusable
+from classgrad.data.datasets import (
+    Dataset,
+    Images,
+    Source,
+    Unreadable,
+    damaged,
+    missing,
+    unusable,
+)
 from classgrad.errors import UserError
 
 FOLDERS = {"train": "Train", "test": "Test"}
@@ -25,10 +33,6 @@ EMPTY = {
 TEST_PER_LETTER = 187
 # The signature, and the length and name of the first chunk: width and height follow.
 HEADER = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
-
-
-class Unreadable(ValueError):
-    """The bytes are not a PNG image of the kind that notMNIST holds."""
 
 
 def find(root: Path, data: Dataset, split: str) -> list[Path]:
@@ -64,7 +68,7 @@ def decode(sources: list[Source], data: Dataset, split: str) -> Images:
     with warnings.catch_warnings(action="ignore"):  # about oddities of files that can be read
         for index, (path, content) in enumerate(sources):
             try:
-                pixels[index, 0] = read_png(content, data.shape[1:])
+                pixels[index, 0] = read_png(content, (data.shape[1], data.shape[2]))
             except Unreadable as error:
                 raise damaged(data, path, f"not an image of {data.title} ({error})") from None
             labels[index] = data.class_names.index(path.parent.name)

@@ -1,11 +1,13 @@
 """A user's own pictures: files, folders of classes, Pillow images or tensors.
 
 All become square RGB images, (3, size, size) uint8. A file may be AVIF, BMP, GIF, JPEG, PNG, PPM,
-TIFF or WebP, of up to 25 million pixels, or 205 million in a JPEG that is not progressive. It is
-rotated as its EXIF orientation says and scaled to the square, whatever its proportions. Grey
-becomes three equal channels, of 16 bits the upper 8 are kept, and transparent parts become white.
-Of an animation or several pages, the first picture is read. Colour profiles are ignored. In every
-folder, names that begin with a dot are ignored, and files are sorted by name.
+TIFF or WebP, or with the package pillow-heif HEIC (extra `heic`), of up to 51 million pixels, 25
+million in AVIF, TIFF and WebP, and 205 million in a JPEG that is not progressive. It is rotated as
+its EXIF orientation says and scaled to the square, whatever its proportions. Grey becomes three
+equal channels, of 16 bits the upper 8 are kept, and transparent parts become white. Of an animation
+or several pages, the first picture is read. Colour profiles are ignored. In every folder, names
+that begin with a dot are ignored, and files are sorted by name. A folder stands for all files in it
+and in the folders below it, but a class folder must have no folder in it.
 """
 
 import io
@@ -15,9 +17,11 @@ import stat
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import IO, TypeGuard, overload
@@ -29,6 +33,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from torch.nn import functional
 
+from classgrad.data.datasets import Unreadable
 from classgrad.errors import UserError, shown
 
 # A picture: the path of a file, its content, a file that is open for reading bytes, a Pillow image.
@@ -48,19 +53,28 @@ PLUGINS = {
     "TIFF": "TiffImagePlugin",
     "WEBP": "WebPImagePlugin",
 }
-FORMATS = tuple(PLUGINS)
-# Enough for a camera of 24 megapixels; without a limit, a file of a few bytes can declare any size.
-MAX_PIXELS = 25_000_000
+HEIC = "HEIF"  # as Pillow calls it
+HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+HEIC_PACKAGE = "pillow_heif"  # not pi_heif: damaged files crash its 1.4
+# Enough for a telephone of 50 megapixels (8192 x 6144); without a limit, a file of a few bytes can
+# declare any size. A picture takes 4 to 8 bytes for a pixel, a HEIC up to 10, so 510 megabytes.
+MAX_PIXELS = 51_000_000
+# Up to here several pictures are decoded at once, larger ones one at a time. Formats whose decoders
+# take up to 16 bytes for a pixel have to stay below, and so has a JPEG decoded in full size.
+MAX_PIXELS_AT_ONCE = 25_000_000
+LESS_PIXELS = ("AVIF", "JPEG", "MPO", "TIFF", "WEBP")
 # Enough for a telephone of 200 megapixels (16384 x 12288): such a JPEG takes 25 megabytes if it is
 # decoded at an eighth. That is not so if it has several scans, like all progressive ones: libjpeg
 # then keeps every coefficient, whatever the scale. With 3 to 8 bytes for a pixel, the same picture
-# took 588 and 1164 megabytes, and one of `MAX_PIXELS` takes up to 200.
+# took 588 and 1164 megabytes, and one of `MAX_PIXELS` takes up to 400.
 MAX_PIXELS_OF_ONE_SCAN = 205_000_000
 
-# Each thread holds one picture, which takes up to 300 megabytes if it is decoded in full size. An
+# Each thread holds one picture, which takes up to 400 megabytes if it is decoded in full size. An
 # AVIF that is made to do harm can take more: libavif decodes it in the size that its AV1 data give,
 # up to 268 million pixels of about 4 bytes, and then scales it to the size that the file declares.
 THREADS = min(4, os.cpu_count() or 1)
+ONE_LARGE = Lock()
+STRIP = 2**20  # pixels that are converted at a time
 
 ALPHA_MODES = ("RGBA", "LA", "PA")
 # By EXIF orientation: the operation that puts a picture upright.
@@ -73,10 +87,19 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-
-
-class Unreadable(ValueError):
-    """A picture cannot be decoded; the message is one line, without the name of the file."""
+# Those that make rows of columns, and those that begin with the last row or column.
+SIDEWAYS = (
+    Image.Transpose.TRANSPOSE,
+    Image.Transpose.ROTATE_270,
+    Image.Transpose.TRANSVERSE,
+    Image.Transpose.ROTATE_90,
+)
+BACKWARDS = (
+    Image.Transpose.ROTATE_180,
+    Image.Transpose.FLIP_TOP_BOTTOM,
+    Image.Transpose.TRANSVERSE,
+    Image.Transpose.ROTATE_90,
+)
 
 
 def _read(
@@ -95,8 +118,7 @@ def _read(
     def attempt(source: Source) -> Tensor | str:
         return _attempt(source, size, lock)
 
-    for plugin in PLUGINS.values():  # now, as threads should not do it at the same time
-        import_module(f"PIL.{plugin}")
+    formats()  # now, as threads should not import at the same time
     # Warnings are off around all threads, as the filter is global. If an error ends the loop early,
     # `map` cancels the files that were not begun, provided that no name refers to it.
     with _without_warnings(), ThreadPoolExecutor(THREADS) as pool:
@@ -109,6 +131,18 @@ def _read(
             if progress is not None:
                 progress(index + 1, len(sources))
     return images[: len(kept)], kept, bad
+
+
+@cache
+def formats() -> tuple[str, ...]:
+    """Return the formats that can be read, after importing what reads them."""
+    for plugin in PLUGINS.values():
+        import_module(f"PIL.{plugin}")
+    if find_spec(HEIC_PACKAGE) is None:
+        return tuple(PLUGINS)
+    few = {"decode_threads": 1, "thumbnails": False, "depth_images": False, "aux_images": False}
+    import_module(HEIC_PACKAGE).register_heif_opener(**few)
+    return (*PLUGINS, HEIC)
 
 
 def _attempt(source: Source, size: int, lock: Lock) -> Tensor | str:
@@ -170,8 +204,9 @@ def _as_unreadable() -> Iterator[None]:
     except MemoryError:  # the number of pixels is limited, so a length in the file is wrong
         raise Unreadable("it asks for more memory than there is") from None
     except UnidentifiedImageError:
+        heic = " HEIC," if HEIC in formats() else ""
         raise Unreadable(
-            "cannot identify it as AVIF, BMP, GIF, JPEG, PNG, PPM, TIFF or WebP"
+            f"cannot identify it as AVIF, BMP, GIF,{heic} JPEG, PNG, PPM, TIFF or WebP"
         ) from None
     except Exception as error:  # a damaged file makes decoders fail in any way
         reason = error.strerror if isinstance(error, OSError) else None
@@ -182,10 +217,22 @@ def _decode(file: IO[bytes], size: int) -> Tensor:
     one_scan = _has_one_scan(file)
     file.seek(0)
     if one_scan is None:
-        with Image.open(file, formats=FORMATS) as image:
+        try:
+            image = Image.open(file, formats=formats())
+        except UnidentifiedImageError:
+            if HEIC not in formats() and _is_heic(file):
+                raise Unreadable("it is HEIC: pip install 'classgrad[heic]'") from None
+            raise
+        with image:
             return _square(image, size)
     with JpegImageFile(file) as jpeg:  # not Image.open, whose own limit is 179 million pixels
         return _square_of_jpeg(jpeg, size, one_scan)
+
+
+def _is_heic(file: IO[bytes]) -> bool:
+    file.seek(0)
+    start = file.read(12)
+    return start[4:8] == b"ftyp" and start[8:] in HEIC_BRANDS
 
 
 # Segments of a JPEG: the frame if it is baseline, extended or progressive, the first scan, and what
@@ -225,31 +272,46 @@ def _square_of_jpeg(image: JpegImageFile, size: int, one_scan: bool) -> Tensor:
     What is decoded has at least twice the size in both directions, so that scaling still averages.
     """
     whole = image.size
-    if not one_scan and math.prod(whole) > MAX_PIXELS:
-        raise _too_many(whole, "for a progressive JPEG")
-    if math.prod(whole) > MAX_PIXELS_OF_ONE_SCAN:
-        raise _too_many(whole)
+    if one_scan:
+        _refuse_larger(whole, MAX_PIXELS_OF_ONE_SCAN, "JPEG")
+    else:
+        _refuse_larger(whole, MAX_PIXELS, "progressive JPEG")
     drafted = image.draft(None, (2 * size, 2 * size))
-    if math.prod(image.size) > MAX_PIXELS:
-        raise _too_many(whole)
+    _refuse_larger(whole, MAX_PIXELS_AT_ONCE, "JPEG of these proportions", math.prod(image.size))
     if drafted is None or image.size == whole:
         return _square(image, size)
     # The last column and row may be partly outside of the picture; `box` is what is inside. They
     # are the last ones until the picture is turned.
     _, box = drafted
-    return _tensor(_upright(_rgb(image).resize((size, size), Image.Resampling.BILINEAR, box)))
+    with nullcontext() if one_scan else _in_turn(whole):
+        return _tensor(_upright(_rgb(image).resize((size, size), Image.Resampling.BILINEAR, box)))
 
 
 def _square(image: Image.Image, size: int) -> Tensor:
-    if math.prod(image.size) > MAX_PIXELS:
-        raise _too_many(image.size)
-    return _tensor(_rgb(_upright(image)).resize((size, size), Image.Resampling.BILINEAR))
+    kind = image.format or "picture"
+    most = MAX_PIXELS_AT_ONCE if kind in LESS_PIXELS else MAX_PIXELS
+    _refuse_larger(image.size, most, "HEIC" if kind == HEIC else kind)
+    with _in_turn(image.size):
+        upright = _upright(image)
+        # Some versions of Pillow scale the width first, and then have this many.
+        pixels = size * upright.height
+        _refuse_larger(image.size, MAX_PIXELS, "picture of these proportions", pixels)
+        return _tensor(upright.resize((size, size), Image.Resampling.BILINEAR))
 
 
-def _too_many(size: tuple[int, int], remark: str = "") -> Unreadable:
+def _in_turn(size: tuple[int, int]) -> AbstractContextManager[object]:
+    """Let no other thread decode a large picture at the same time."""
+    return ONE_LARGE if math.prod(size) > MAX_PIXELS_AT_ONCE else nullcontext()
+
+
+def _refuse_larger(size: tuple[int, int], most: int, kind: str, pixels: int | None = None) -> None:
+    """Refuse a picture of this kind that has more pixels, or that so many would be made of."""
     width, height = size
-    what = f"{width} x {height} pixels are too many {remark}".rstrip()
-    return Unreadable(f"{what}, scale it down first")
+    if (width * height if pixels is None else pixels) > most:
+        raise Unreadable(
+            f"{width} x {height} pixels are too many for a {kind}: {most // 10**6} million can be "
+            "decoded; scale it down first"
+        )
 
 
 def _tensor(image: Image.Image) -> Tensor:
@@ -257,13 +319,33 @@ def _tensor(image: Image.Image) -> Tensor:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Rotate or flip a picture as its EXIF orientation says.
+    """Rotate or flip a picture as its EXIF orientation says, and convert it to RGB.
 
-    Pillow's `exif_transpose` also rewrites the EXIF data, which fails for those of many cameras.
+    It is done in strips, so that a large picture is not held more than twice. Pillow's
+    `exif_transpose` also rewrites the EXIF data, which fails for those of many cameras.
     """
     image.load()  # this rotates a TIFF already, and removes its orientation
     turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    width, height = image.size[::-1] if turn in SIDEWAYS else image.size
+    rows = max(STRIP // width, 1)
+    if rows >= height or (turn is None and _is_rgb(image)):
+        return _turned(_rgb(image), turn)
+    result = Image.new("RGB", (width, height))
+    for top in range(0, height, rows):
+        first, last = top, min(top + rows, height)
+        if turn in BACKWARDS:
+            first, last = height - last, height - first
+        box = (first, 0, last, width) if turn in SIDEWAYS else (0, first, width, last)
+        result.paste(_turned(_rgb(image.crop(box)), turn), (0, top))
+    return result
+
+
+def _turned(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:
     return image if turn is None else image.transpose(turn)
+
+
+def _is_rgb(image: Image.Image) -> bool:
+    return image.mode == "RGB" and "transparency" not in image.info
 
 
 def _rgb(image: Image.Image) -> Image.Image:
@@ -271,8 +353,10 @@ def _rgb(image: Image.Image) -> Image.Image:
         return _upper_bits(image).convert("RGB")
     if image.mode == "F":
         raise Unreadable("its pixels are floats, save it with 8 or 16 bits")
+    if _is_rgb(image):
+        return image
     if image.mode not in ALPHA_MODES and "transparency" not in image.info:
-        return image if image.mode == "RGB" else image.convert("RGB")
+        return image.convert("RGB")
     transparent = image.convert("RGBA")
     background = Image.new("RGB", image.size, "white")
     background.paste(transparent, mask=transparent)
@@ -344,18 +428,17 @@ def read_class_folders(
 def as_pictures(value: object, size: int) -> Tensor:
     """Return pictures as a tensor (n, 3, size, size).
 
-    `value` is the path of a folder; a picture, as the path or content of a file, a file that is
-    open for reading bytes, or a Pillow image; a list of such pictures; or a tensor (3, H, W) or
-    (n, 3, H, W) of uint8 or of floats from 0 to 1. Open files are read from their beginning and
-    stay open. The result is uint8, or float if a tensor of floats is given.
+    `value` is the path of a folder, of which all files below it are read; a picture, as the path or
+    content of a file, a file that is open for reading bytes, or a Pillow image; a list of such
+    pictures; or a tensor (3, H, W) or (n, 3, H, W) of uint8 or of floats from 0 to 1. Open files
+    are read from their beginning and stay open. The result is uint8, or float if a tensor of floats
+    is given.
     """
     if isinstance(value, Tensor):
         return _from_tensor(value, size)
     if isinstance(value, str | Path) and os.path.isdir(_path(value)):
-        value = picture_files(_path(value))
+        value = files_below(_path(value))
     given = list(value) if isinstance(value, list | tuple) else [value]
-    if not given:
-        raise UserError("no picture is given: the list is empty")
     sources = _sources(given)
     images, _, bad = _read(sources, size)
     if bad:
@@ -387,29 +470,41 @@ def read_pictures(
     skip_bad: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Tensor, Sequence[Source], Sequence[tuple[Source, str]]]:
-    """Read pictures as `as_pictures` takes them, and all files of folders.
+    """Read pictures as `as_pictures` takes them, and all files below folders.
 
     Return the pictures, from what each was read, and what was left out with `skip_bad`, each with
     the reason; what was given as a path, or is in a folder, is a `Path` there. `progress` is as in
     `read_class_folders`.
     """
+    images, sources, bad = try_pictures(given, size, progress)
+    if bad and not skip_bad:
+        raise _skippable(sources, bad)
+    if not len(images):
+        raise none_readable(sources, bad)
+    skipped = [(sources[index], reason) for index, reason in bad.items()]
+    return images, [source for i, source in enumerate(sources) if i not in bad], skipped
+
+
+def try_pictures(
+    given: Sequence[object], size: int, progress: Progress | None = None
+) -> tuple[Tensor, list[Source], dict[int, str]]:
+    """Read pictures as `read_pictures` does, whether all can be read or not.
+
+    Return those that can be read, what was given or is in folders, and by its index the reason for
+    each of these that cannot be read.
+    """
     sources: list[Source] = []
     for source in _sources(given):
         if isinstance(source, Path) and os.path.isdir(source):
-            sources += picture_files(source)
+            sources += files_below(source)
         else:
             sources.append(source)
-    images, kept, bad = _read(sources, size, progress)
-    if bad and not skip_bad:
-        raise _skippable(sources, bad)
-    if not kept:
-        raise UserError(f"no picture is left: {_listed(sources, bad)}")
-    skipped = [(sources[index], reason) for index, reason in bad.items()]
-    return images, [sources[index] for index in kept], skipped
+    images, _, bad = _read(sources, size, progress)
+    return images, sources, bad
 
 
 def picture_files(folder: Path) -> list[Path]:
-    """Return the sorted files of a folder, and refuse folders in it."""
+    """Return the sorted files of a class folder, and refuse folders in it."""
     folders, files = _inside(folder)
     if folders:
         raise UserError(
@@ -417,8 +512,38 @@ def picture_files(folder: Path) -> list[Path]:
             f"'{shown(folder)}', or move it away"
         )
     if not files:
-        raise UserError(f"'{shown(folder)}' holds no picture: put some in it, or leave it out")
+        raise _empty(folder)
     return files
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return the files in a folder and in the folders below it, sorted by their paths.
+
+    Links are followed, but no folder is entered twice.
+    """
+    files: list[Path] = []
+    entered: set[str] = set()
+    pending = [folder]
+    while pending:
+        path = pending.pop()
+        if path != folder and not os.path.isdir(path):
+            files.append(path)
+        elif (place := os.path.realpath(path)) not in entered:
+            entered.add(place)
+            folders, others = _inside(path)
+            pending += sorted([*folders, *others], reverse=True)
+    if not files:
+        raise _empty(folder)
+    return files
+
+
+def _empty(folder: Path) -> UserError:
+    return UserError(f"'{shown(folder)}' holds no picture: put some in it, or leave it out")
+
+
+def none_readable(sources: Sequence[Source], bad: Mapping[int, str]) -> UserError:
+    """Return the error for pictures of which none can be read."""
+    return UserError(f"no picture is left: {_listed(sources, bad)}")
 
 
 def unreadable(path: Path, reason: str) -> UserError:
@@ -433,8 +558,9 @@ def _path(given: str | Path) -> Path:
 
 def _class_folders(path: Path) -> list[Path]:
     folders, files = _inside(path)
-    formats = Image.registered_extensions()
-    pictures = [file for file in files if formats.get(file.suffix.lower()) in FORMATS]
+    known = formats()
+    by_suffix = Image.registered_extensions()
+    pictures = [file for file in files if by_suffix.get(file.suffix.lower()) in known]
     if pictures:
         raise UserError(
             f"'{shown(pictures[0])}' is in no class folder: put each picture into a folder of "
@@ -458,6 +584,8 @@ def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
 
 def _sources(given: Sequence[object]) -> list[Source]:
     """Return pictures with paths as `Path`, and refuse what is none."""
+    if not given:
+        raise UserError("no picture is given: the list is empty")
     sources = [item for item in given if _is_source(item)]
     if len(sources) < len(given):
         kinds = ", ".join(sorted({type(item).__name__ for item in given if not _is_source(item)}))

@@ -244,9 +244,50 @@ _NOTMNIST32 = Dataset(
     by_hand="https://github.com/nkundiushuti/notmnist_convert/raw/master/notmnist.zip",
 )
 
+_CLINC = "https://raw.githubusercontent.com/clinc/oos-eval/master/data"
+
+_CLINC150 = Dataset(
+    name="clinc150",
+    title="CLINC150",
+    format="clinc150",
+    folder="clinc150",
+    shape=(256,),  # bytes of a sentence; the longest has 136
+    licence="Creative Commons Attribution 3.0; S. Larson et al.",
+    content="sentences",
+    train=Split(
+        count=18_000,
+        per_class=(120,) * 150,
+        images="6a55d2d9110959f9a57f37277eada2ca66d1ecbc1a3b1d5066229c995b1fc3b5",
+        labels="da5c434603821cb02cab5bf6a6e0c9bad0cee4f56648f00ca7f0b09184003c75",
+    ),
+    test=Split(
+        count=4_500,
+        per_class=(30,) * 150,
+        images="4348937963a0273a8c997c617688c7539b9b551aa5572f0f9fbbecd260a28763",
+        labels="ac7f37ffe16dddec799a2b4e27fc6cf0233d91441017a884ec096743ff39ac4d",
+    ),
+    downloads=(
+        Download(
+            f"{_CLINC}/data_full.json",
+            2_495_390,
+            "sha256:36923c3705a59e08fe9c3883d8bc2dd966ef93e22cb78ac41171782a698d56e0",
+            "clinc150/data_full.json",
+        ),
+        Download(
+            f"{_CLINC}/domains.json",
+            3_818,
+            "sha256:b947b579d3b8e74b06f93b01083d8efaff2888b43a3e362533bd88a6e1211b3a",
+            "clinc150/domains.json",
+        ),
+    ),
+)
+
 DATASETS: Mapping[str, Dataset] = {
     data.name: data
-    for data in (_CIFAR10, _CIFAR100, _MNIST, _FASHION, _SVHN, _NOTMNIST, _NOTMNIST32)
+    for data in (
+        *(_CIFAR10, _CIFAR100, _MNIST, _FASHION, _SVHN, _NOTMNIST, _NOTMNIST32),
+        _CLINC150,
+    )
 }
 
 

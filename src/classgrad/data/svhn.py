@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from classgrad.data.datasets import Dataset, Images, Source, damaged, missing
+from classgrad.data.datasets import Dataset, Images, Source, Unreadable, damaged, missing
 
 FOLDERS = (".", "svhn")
 HEADER = 128
@@ -25,10 +25,6 @@ NUMBERS = {1: "<i1", 2: "<u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 9: "<f8"}
 UINT8_CLASS, DOUBLE_CLASS = 9, 6
 # Flags, dimensions and a short name take far less than this before the numbers begin.
 PREAMBLE = 256
-
-
-class Unreadable(ValueError):
-    """The file is not a MATLAB file of the simple form that SVHN has."""
 
 
 class Matrix(NamedTuple):

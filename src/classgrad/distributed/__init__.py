@@ -9,10 +9,11 @@ from datetime import timedelta
 import torch
 from torch import distributed
 
+from classgrad import devices
 from classgrad.distributed.world import World
 from classgrad.errors import UserError, shown
 
-__all__ = ["World", "join", "leave", "world"]
+__all__ = ["World", "join", "leave", "process_device", "world"]
 
 TIMEOUT = timedelta(hours=12)  # for the slowest process; one that has died is noticed at once
 
@@ -57,6 +58,23 @@ def leave() -> None:
     if _world.size > 1:
         distributed.destroy_process_group()
     _world = World()
+
+
+def process_device(name: torch.device | str) -> torch.device:
+    """Return the device of this name; with several processes, each gets its own GPU."""
+    device = devices.resolve_device(name)
+    if world().size == 1 or device.type == "cpu":
+        return device
+    if device.type != "cuda" or device.index is not None:
+        raise UserError(
+            f"device '{name}' is for one process: give cpu, or cuda for one GPU per process"
+        )
+    local, count = env_count("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
+    if local > count:
+        raise UserError(f"{local} processes for {count} GPUs on this machine: start one per GPU")
+    own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(own)
+    return own
 
 
 def restart_count() -> int:

@@ -7,6 +7,7 @@ process every call is a no-op.
 """
 
 import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -233,7 +234,7 @@ class World:
 
     @contextmanager
     def errors_shared(self) -> Iterator[None]:
-        """Raise a UserError of one process in the block in all of them, with its message."""
+        """Raise a UserError of one process in the block in all of them: its message and hint."""
         if self.size == 1:
             yield
             return
@@ -244,7 +245,9 @@ class World:
             error = own_error
         number = self.max([0 if error is None else self.process_index + 1])[0]
         if number:
-            raise UserError(self._bytes_from(number - 1, str(error).encode()).decode())
+            own = {"message": str(error), "hint": error.hint} if error else {}
+            first = json.loads(self._bytes_from(number - 1, json.dumps(own).encode()))
+            raise UserError(first["message"], hint=first["hint"])
 
     def on_main_process(self, work: Callable[[], object]) -> None:
         """Do something in the main process while the others wait; its error stops all of them."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from classgrad.experiments.spec import Experiment
+from classgrad.runs.intervals import Interval, Verdict, interval, paired, together, verdict
 from classgrad.runs.record import RunRecord, mean_std
 
 
@@ -11,13 +12,15 @@ from classgrad.runs.record import RunRecord, mean_std
 class Figure:
     """One measure of a line: its mean over seeds and the published value; None if unknown.
 
-    `deviation` is the standard deviation over several seeds.
+    `deviation` is the standard deviation over several seeds, `interval` that of their mean, by
+    which `verdict` says whether the published value was repeated.
     """
 
     mean: float | None = None
     deviation: float | None = None
     published: float | None = None
-    repeated: bool | None = None
+    interval: Interval | None = None
+    verdict: Verdict | None = None
 
     @property
     def difference(self) -> float | None:
@@ -29,7 +32,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of an experiment: accuracy, backward transfer and capacity, all in per cent."""
+    """A line of an experiment: accuracy, backward transfer and capacity, all in per cent.
+
+    `by_seed` has the accuracy of each seed.
+    """
 
     label: str
     method: str
@@ -37,13 +43,16 @@ class Row:
     accuracy: Figure
     transfer: Figure
     capacity: Figure
+    by_seed: dict[int, float | None]
 
     @property
-    def repeated(self) -> bool | None:
-        """Whether accuracy and transfer are within tolerance, as far as they can be compared."""
-        verdicts = [self.accuracy.repeated, self.transfer.repeated]
-        known = [verdict for verdict in verdicts if verdict is not None]
-        return all(known) if known else None
+    def verdict(self) -> Verdict | None:
+        """Whether accuracy and transfer were repeated, as far as they can be compared."""
+        return together([self.accuracy.verdict, self.transfer.verdict])
+
+    def ahead_of(self, other: "Row") -> Interval | None:
+        """Return by how much the accuracy is above that of another row, paired by seed."""
+        return paired(self.by_seed, other.by_seed)
 
 
 def compare(experiment: Experiment, records: Iterable[RunRecord], recipe: str) -> list[Row]:
@@ -67,6 +76,7 @@ def compare(experiment: Experiment, records: Iterable[RunRecord], recipe: str) -
                 accuracy=_figure([run.average_accuracy for run in runs], accuracy, experiment),
                 transfer=_figure([run.backward_transfer for run in runs], transfer, experiment),
                 capacity=_figure([run.capacity for run in runs], capacity),
+                by_seed={run.seed: run.average_accuracy for run in runs},
             )
         )
     return rows
@@ -77,5 +87,5 @@ def _figure(
 ) -> Figure:
     measured = mean_std(values)
     mean, deviation = (measured.mean, measured.std) if measured else (None, None)
-    repeated = experiment.repeated(mean, published) if experiment else None
-    return Figure(mean, deviation, published, repeated)
+    repeats = verdict(values, published, experiment.tolerance) if experiment else None
+    return Figure(mean, deviation, published, interval(values), repeats)

@@ -1,5 +1,6 @@
 """Jobs: the runs that experiments need, and the progress of each. Executors run them."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,12 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from classgrad.checkpoints.lock import InUse
-from classgrad.errors import UserError
+from classgrad.errors import Diverged, UserError
 from classgrad.experiments.spec import Experiment
 from classgrad.runs.record import FILE_NAME, RunRecord
 from classgrad.runs.run import Run, has_saved_state, run_folder
 from classgrad.runs.spec import Plan
-from classgrad.training.loop import Progress
+from classgrad.training.log import as_message, handled, seconds_left
+from classgrad.training.loop import Observer, Progress
 
 CRASH_FILE = "crash.txt"  # the trace of a crash, in the folder of a run
 MESSAGE_INTERVAL = 0.2  # seconds between two messages on progress
@@ -72,11 +74,8 @@ class Job:
 class Status:
     """The progress of a job, from the messages of the process that runs it.
 
-    A message is a JSON object. The first of `classgrad run` has `folder`, the
-    place of the job, and `plan`, which stands for its settings.
-    During the run it has `task`, `tasks`, `done` (a share of the whole), and `accuracy` and
-    `transfer` of the tasks learnt so far; or `tell`, a line for the user. The last message has
-    `end`, which is `done`, `failed`, `busy` or `stopped`, and `why`.
+    A message is a JSON object; docs/reproduce.md describes all. A hint is for the command line, as
+    in `UserError`; often it is None.
     """
 
     job: Job
@@ -87,7 +86,9 @@ class Status:
     accuracy: float | None = None
     transfer: float | None = None
     why: str = ""  # the reason, if it failed
+    hint: str | None = None  # for the command line, beside the reason
     crash: bool = False  # whether it failed because of a bug
+    diverged: bool = False  # whether it failed because training diverged
     starts: int = 0  # times its process was started
     began: float | None = None
     ended: float | None = None
@@ -97,9 +98,11 @@ class Status:
         """Mark it as running, and start its clock."""
         self.state, self.began, self.done_before = "running", time.monotonic(), None
 
-    def end(self, state: JobState, why: str = "", *, crash: bool = False) -> None:
+    def end(
+        self, state: JobState, why: str = "", *, hint: str | None = None, crash: bool = False
+    ) -> None:
         """Mark it as ended in a certain state."""
-        self.state, self.why, self.crash = state, why, crash
+        self.state, self.why, self.hint, self.crash = state, why, hint, crash
         self.ended = time.monotonic()
 
     def update(self, message: Mapping[str, Any]) -> None:
@@ -110,7 +113,8 @@ class Status:
         if self.done_before is None and "done" in message:
             self.done_before = self.done
         if "end" in message:
-            self.end(message["end"], message.get("why", ""))
+            self.end(message["end"], message.get("why", ""), hint=message.get("hint"))
+            self.diverged = message.get("diverged", False)
 
     @property
     def seconds(self) -> float:
@@ -122,37 +126,45 @@ class Status:
         """Estimated seconds until it ends; None while there is too little to go by."""
         if self.state != "running" or self.done_before is None:
             return None
-        done_since = self.done - self.done_before
-        return None if done_since < 0.01 else self.seconds * (1 - self.done) / done_since
+        return seconds_left(self.seconds, self.done, self.done_before)
 
 
-def resume_with_messages(run: Run, send: Send, *, locked: bool = False) -> RunRecord:
-    """Start or resume a run, and send messages while it runs; return its record."""
+def resume_with_messages(
+    run: Run, send: Send, *, locked: bool = False, verbose: bool = False
+) -> RunRecord:
+    """Start or resume a run, and send what it logs and its progress; return its record."""
+    with handled(
+        lambda record: send(as_message(record)), logging.DEBUG if verbose else logging.INFO
+    ):
+        return run.resume(progress_sender(run, send), locked=locked)
+
+
+def progress_sender(run: Run, send: Send) -> Observer:
+    """Return an observer that sends messages on the progress of a run, a few times a second."""
     sent = 0.0
 
     def observer(at: Progress) -> None:
         nonlocal sent
         if time.monotonic() - sent >= MESSAGE_INTERVAL:
             sent = time.monotonic()
-            tasks, done = len(run.stream), run.share_done(at)
-            send(message(run.record, task=at.task, tasks=tasks, done=done))
+            send({"event": "progress", **run.progress(at)})
 
-    def tell(line: str, hint: str | None = None) -> None:
-        send({"tell": line})
-
-    return run.resume(observer, tell=tell, locked=locked)
-
-
-def message(record: RunRecord, **values: Any) -> dict[str, Any]:
-    """Return a message with some values, and with those of a record."""
-    return {**values, "accuracy": record.average_accuracy, "transfer": record.backward_transfer}
+    return observer
 
 
 def end_message(error: BaseException) -> dict[str, Any]:
     """Return the last message of a run that ended with an error, or was stopped."""
     if isinstance(error, UserError):
-        return {"end": "busy" if isinstance(error, InUse) else "failed", "why": str(error)}
+        end = "busy" if isinstance(error, InUse) else "failed"
+        diverged = isinstance(error, Diverged)
+        return {"end": end, "why": str(error), "hint": error.hint, "diverged": diverged}
     return {"end": "stopped"}
+
+
+def done_message(record: RunRecord) -> dict[str, Any]:
+    """Return the last message of a run that came to its end."""
+    figures = {"accuracy": record.average_accuracy, "transfer": record.backward_transfer}
+    return {"end": "done", "done": 1.0, **figures}
 
 
 def jobs_of_experiments(

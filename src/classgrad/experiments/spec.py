@@ -2,14 +2,16 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from classgrad import toml_files
 from classgrad.errors import UserError
 from classgrad.runs.record import RunRecord
-from classgrad.runs.spec import Plan, make_plan
+
+if TYPE_CHECKING:
+    from classgrad.runs.spec import Plan
 
 Unit = Literal["per cent", "fraction"]
 
@@ -47,8 +49,10 @@ class Line(BaseModel):
     paper: Published | None = None
     note: str = ""
 
-    def plan(self, benchmark: str, recipe: str, seed: int) -> Plan:
+    def plan(self, benchmark: str, recipe: str, seed: int) -> "Plan":
         """Return the run of this line, with every value resolved."""
+        from classgrad.runs.spec import make_plan  # PyTorch comes with it
+
         values = {**self.values, **self.recipes.get(recipe, {})}
         return make_plan(benchmark, self.method, recipe=recipe, seed=seed, values=values)
 
@@ -62,7 +66,7 @@ class Experiment(BaseModel):
     title: str
     source: str
     benchmark: str
-    tolerance: float = Field(gt=0)  # points of accuracy, and of transfer
+    tolerance: float = Field(gt=0)  # points of accuracy, and of transfer; see `runs.intervals`
     note: str = ""
     lines: list[Line] = Field(min_length=1)
 
@@ -84,7 +88,7 @@ class Experiment(BaseModel):
             by_run.setdefault(line.plan(self.benchmark, recipe, 0).folder_name(), line)
         return list(by_run.values())
 
-    def plans(self, recipe: str, seeds: Iterable[int]) -> dict[str, list[Plan]]:
+    def plans(self, recipe: str, seeds: Iterable[int]) -> "dict[str, list[Plan]]":
         """Return the runs of every distinct line by its label, one for each seed."""
         seeds = list(seeds)
         return {
@@ -107,16 +111,6 @@ class Experiment(BaseModel):
             ]
             for label, plan in plans.items()
         }
-
-    def repeated(self, measured: float | None, published: float | None) -> bool | None:
-        """Tell whether a measured figure is within tolerance; None if either is missing.
-
-        >>> load("cifar100").repeated(74.0, 74.26)
-        True
-        """
-        if measured is None or published is None:
-            return None
-        return abs(measured - published) <= self.tolerance
 
 
 def names() -> list[str]:

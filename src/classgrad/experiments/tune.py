@@ -15,7 +15,7 @@ from typing import Any
 
 from classgrad.errors import UserError, shown
 from classgrad.experiments.jobs import Job, Status
-from classgrad.files import write_atomic
+from classgrad.files import write_text
 from classgrad.runs.recipes import Recipe, edit
 from classgrad.runs.record import MeanStd, RunRecord, mean_std
 from classgrad.runs.run import run_folder
@@ -29,8 +29,6 @@ RULE = (
     f"held-out training images; of points less than {TOLERANCE:g} points below the best, the first "
     "in the order of the grid"
 )
-# How methods and training say that a run has diverged, which is a result, not a failure.
-DIVERGED = re.compile(r"\bloss (of kept samples )?is -?(nan|inf)|not a finite number")
 
 Values = dict[str, Any]
 
@@ -228,7 +226,8 @@ def outcome(study: Study, out: Path, statuses: Iterable[Status] = ()) -> Outcome
 
     `statuses` tell why trials have no complete record: those that diverged are not missing.
     """
-    why = {status.job.folder: status.why for status in statuses if status.state == "failed"}
+    # That a run has diverged is a result, not a failure.
+    why = {status.job.folder: status.why for status in statuses if status.diverged}
     points = []
     for values in study.points():
         records, folders, diverged = {}, {}, {}
@@ -238,7 +237,7 @@ def outcome(study: Study, out: Path, statuses: Iterable[Status] = ()) -> Outcome
             if record is not None and record.complete:
                 records[seed] = record
                 folders[seed] = f"{job.folder.parent.name}/{job.folder.name}"
-            elif DIVERGED.search(why.get(job.folder, "")):
+            elif job.folder in why:
                 diverged[seed] = why[job.folder]
             else:
                 return None
@@ -313,7 +312,7 @@ def save(outcome: Outcome, out: Path, command: str) -> Path:
     content = outcome.as_dict(command)
     content["earlier"] = [old for old in _studies(path) if not _same(old, content)]
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    write_atomic(path, lambda part: part.write_text(text, encoding="utf-8"))
+    write_text(path, text)
     return path
 
 
@@ -342,6 +341,7 @@ def with_choice(text: str, study: Study, choice: Values, file: str) -> str:
     The changed lines name the study's file. Every value is checked to take effect.
     """
     plan = study.plan(choice, study.seeds[0])
+    method = plan.method.name  # one of the user's own is named otherwise in a study
     recipe = Recipe(**{"name": "", **tomllib.loads(text)})
     values: dict[tuple[str, ...], Any] = {}
     for name, value in choice.items():
@@ -349,17 +349,17 @@ def with_choice(text: str, study: Study, choice: Values, file: str) -> str:
         if part not in ("method", "training"):
             raise UserError(f"a recipe has no {name} for one method alone: write it there by hand")
         kind: type[Settings] = type(getattr(plan, part))
-        present = recipe.values(part, study.benchmark, study.method)
+        present = recipe.values(part, study.benchmark, method)
         same = [key for key in present if kind.field_of(key) == kind.field_of(name)]
         key = same[-1] if same else kind.field_of(name)  # the recipe may have an alias
         values[(key,) if part == "method" else (part, key)] = value
-    text = edit.set_values(text, study.benchmark, study.method, values, file)
+    text = edit.set_values(text, study.benchmark, method, values, file)
     recipe = Recipe(**{"name": "", **tomllib.loads(text)})
     for keys, value in values.items():
         part = "training" if len(keys) > 1 else "method"
-        if recipe.values(part, study.benchmark, study.method)[keys[-1]] != value:
+        if recipe.values(part, study.benchmark, method)[keys[-1]] != value:
             raise UserError(
-                f"a later line of the recipe overrides {keys[-1]} of {study.method} on "
+                f"a later line of the recipe overrides {keys[-1]} of {method} on "
                 f"{study.benchmark}: write it there by hand"
             )
     return text

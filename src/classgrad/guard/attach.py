@@ -15,14 +15,20 @@ from torch.utils.hooks import RemovableHandle
 from classgrad import defaults
 from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.core.collect import Batch
-from classgrad.core.layers import layer_kind
+from classgrad.core.layers import dotted, layer_kind
 from classgrad.core.projector import has_running_statistics
 from classgrad.errors import UserError, shown, unknown
-from classgrad.guard.history import ProtectedTask, as_state, from_state, task_from_state
+from classgrad.guard.before_use import BeforeUse
 from classgrad.guard.leaks import LeakMonitor, OnLeak, tensors
-from classgrad.guard.reading import BeforeReading
 from classgrad.guard.report import Report, frozen_parameters
-from classgrad.guard.saved import read_file, write_file
+from classgrad.guard.saved import (
+    ProtectedTask,
+    history_as_state,
+    history_from_state,
+    read_file,
+    task_from_state,
+    write_file,
+)
 from classgrad.methods.base import Held, LayerRank
 from classgrad.methods.projection.base import Projected
 from classgrad.methods.projection.forecast import Capacity, forecast
@@ -52,6 +58,8 @@ class Guard:
         refuse_second_guard(self.model)
         self.method: Projected = method.replace()
         self.pretrained, self.norms, self.project_every = pretrained, norms, project_every
+        # Those that are watched, with their hooks. Weak, because a loop may make a new one for each
+        # task: the guard must not keep the old ones and their state.
         self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, list[RemovableHandle]] = (
             WeakKeyDictionary()
         )
@@ -60,7 +68,7 @@ class Guard:
         self._in_step = False
         self._monitor = LeakMonitor(on_leak, project_every)
         self._history: list[ProtectedTask] = []
-        self._reading: BeforeReading | None = None
+        self._before_use: BeforeUse | None = None
         try:
             with norms_put_back_on_error(self.model):
                 self._attach(model)
@@ -76,7 +84,7 @@ class Guard:
         if self.project_every > 1:
             self.method.projector.defer = self._monitor.defer
             owners = layers_with(self.method.projector.weights, self.model)
-            self._reading = BeforeReading(owners, [model, self.model], self.project)
+            self._before_use = BeforeUse(owners, [model, self.model], self.project)
         for weight in self.method.projector.weights:
             hook = AfterBackward(self)
             self._hooks.append(weight.register_post_accumulate_grad_hook(hook))
@@ -236,14 +244,14 @@ class Guard:
                 hook = norm.register_forward_pre_hook(use_running_statistics)
                 self._frozen_norms[name] = hook
                 parameters = [label for label, _ in norm.named_parameters(recurse=False)]
-                self.method.freeze(f"{name}.{label}" if name else label for label in parameters)
+                self.method.freeze(dotted(name, label) for label in parameters)
 
     def _protect(self) -> None:
         """Protect what the method knows, and compare the weights with the present ones."""
         self.method.protect()
         self.method.projector.install()
         buffers = [
-            f"{name}.{label}" if name else label
+            dotted(name, label)
             for name in self._frozen_norms
             for label, _ in self.model.get_submodule(name).named_buffers(recurse=False)
         ]
@@ -299,8 +307,8 @@ class Guard:
 
     def _remove_hooks(self) -> None:
         """Remove all that was put on the model and its optimisers."""
-        if self._reading is not None:
-            self._reading.remove()
+        if self._before_use is not None:
+            self._before_use.remove()
         self.method.close()
         for hooks in self._optimizers.values():
             for hook in hooks:
@@ -330,7 +338,7 @@ class Guard:
                 name: {key: value.cpu().clone() for key, value in norm.state_dict().items()}
                 for name, norm in self._task_norms().items()
             },
-            "history": as_state(self._history),
+            "history": history_as_state(self._history),
             "memory": copy.deepcopy(self.method.state_dict()),
             "references": self._monitor.state_dict(),
             "kept": self._monitor.kept_state(),
@@ -348,7 +356,7 @@ class Guard:
                 name = shown(missing[0])
                 raise UserError(f"the model has no norm '{name}', which this guard froze")
             memory = copy.deepcopy(dict(state["memory"]))
-            history = from_state(state["history"], list(self.method.projector.sites))
+            history = history_from_state(state["history"], list(self.method.projector.sites))
             self._monitor.project(looks=False)
             before = copy.deepcopy(self.method.state_dict())
             monitored, frozen = dict(vars(self._monitor)), list(self._frozen_norms)

@@ -185,7 +185,7 @@ class WeightReference:
         assert self.kept is not None
         with torch.inference_mode(False), torch.no_grad(), autocast_off(self.weight):
             # Through `.data`, so that autograd lets a backward pass follow whose forward pass was
-            # before: with a model that is evaluated in between, it could not go on otherwise.
+            # before: with a model that is evaluated in between, training could not continue.
             values = self.weight.data
             for site, one, kept in zip(self.sites, self.projections, self.kept, strict=True):
                 site.write(values, one.restored(self._precise(site), kept))

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from classgrad.core.layers import is_norm, layer_kind
+from classgrad.core.layers import dotted, is_norm, layer_kind
 from classgrad.core.projector import EMBEDDINGS, Projector, has_running_statistics, is_depthwise
+from classgrad.errors import counted
 from classgrad.methods.base import Held, LayerRank
 from classgrad.methods.projection.forecast import Capacity
 
@@ -57,7 +58,7 @@ class Report:
 
     def __str__(self) -> str:
         blocks = [
-            [f"{self.method}, {count(self.tasks, 'task')}, {count(self.classes, 'class')}"],
+            [f"{self.method}, {counted(self.tasks, 'task')}, {counted(self.classes, 'class')}"],
             self._layer_lines(),
             self._class_lines(),
             self._frozen_lines(),
@@ -151,7 +152,7 @@ def frozen_parameters(
     names = set(frozen)
     for prefix, module in model.named_modules():
         for label, parameter in module.named_parameters(recurse=False):
-            name = f"{prefix}.{label}" if prefix else label
+            name = dotted(prefix, label)
             if not parameter.requires_grad:
                 yield FrozenParameter(name, "requires_grad is off", parameter.numel())
             elif name in names:
@@ -190,16 +191,6 @@ def percent(share: float) -> str:
     ('99.99 %', '100.00 %')
     """
     return f"{int(share * 10000 + 1e-9) / 100:.2f} %"
-
-
-def count(number: int, word: str) -> str:
-    """Return a number of things.
-
-    >>> count(1, "task"), count(2, "class")
-    ('1 task', '2 classes')
-    """
-    ending = "" if number == 1 else "es" if word.endswith("s") else "s"
-    return f"{number:,} {word}{ending}"
 
 
 def fitted(name: str, width: int) -> str:

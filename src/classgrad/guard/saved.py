@@ -1,71 +1,58 @@
-"""A guard's state in one file: safetensors, with the tree of the state in its metadata."""
+"""A guard's state in one file: safetensors, with the tree of the state in its metadata.
 
-import hashlib
-import json
+It includes what the guard knows about the tasks it has protected.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from classgrad import __version__
-from classgrad.checkpoints.encoding import decode, encode, file_pieces, from_file
-from classgrad.checkpoints.errors import BadCheckpoint
-from classgrad.checkpoints.files import parse_json
-from classgrad.errors import UserError
-from classgrad.files import write_atomic, write_new
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from classgrad.checkpoints import one_file
+from classgrad.methods.base import Held
 
 # Raise it whenever the form of a state changes, and keep reading the older ones.
 SCHEMA = 2
 
 
+@dataclass(config=ConfigDict(strict=True))
+class ProtectedTask:
+    """A task when it was protected. Names of fields are keys of saved states."""
+
+    classes: Annotated[int, Field(ge=1)]  # how many; one that comes again counts again
+    ranks: dict[str, Annotated[int, Field(ge=0)]]  # by layer
+    held: list[Held]
+
+
+def history_as_state(history: Sequence[ProtectedTask]) -> list[dict[str, Any]]:
+    """Return the tasks of a guard as plain values."""
+    return [asdict(task) for task in history]
+
+
+def history_from_state(
+    state: Sequence[dict[str, Any]], layers: Sequence[str]
+) -> list[ProtectedTask]:
+    """Return the tasks in a state; refuse those of other layers."""
+    history = [task_from_state(each) for each in state]
+    if any(task.ranks.keys() != set(layers) for task in history):
+        raise ValueError("the history is of other layers")
+    return history
+
+
+def task_from_state(state: dict[str, Any]) -> ProtectedTask:
+    """Return one task of a state."""
+    held = [Held(**each) for each in state["held"]]
+    return ProtectedTask(state["classes"], dict(state["ranks"]), held)
+
+
 def write_file(path: Path, state: dict[str, Any]) -> None:
     """Write a state durably; a file of that name is replaced, or stays intact if that fails."""
-    tree, tensors = encode(state)
-    content = {"schema": SCHEMA, "code": __version__, "state": tree}
-    digest = hashlib.sha256()
-    for piece in list(file_pieces(tensors))[1:]:  # all but the header
-        digest.update(piece)
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    digest.update(text.encode())
-    header = {"classgrad": text, "sha256": digest.hexdigest()}
-
-    def write(part: Path) -> None:
-        part.unlink()
-        write_new(part, file_pieces(tensors, header))
-
-    try:
-        write_atomic(path, write)
-    except OSError as error:
-        raise UserError(f"cannot save to '{path}': {error.strerror}") from None
+    one_file.write(path, state, SCHEMA)
 
 
 def read_file(path: Path) -> dict[str, Any]:
     """Return the state in a file; whatever is wrong with it is a UserError."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"there is no file '{path}'") from None
-    except OSError as error:
-        raise UserError(f"'{path}' cannot be read: {error.strerror}") from None
-    try:
-        tensors = from_file(content)
-        length = int.from_bytes(content[:8], "little")
-        metadata = parse_json(content[8 : 8 + length])["__metadata__"]
-        text, checksum = metadata["classgrad"], metadata["sha256"]
-        digest = hashlib.sha256(content[8 + length :])
-        digest.update(text.encode())
-        if digest.hexdigest() != checksum:
-            raise BadCheckpoint("its checksum is wrong")
-        whole = parse_json(text.encode())
-        schema = whole["schema"]
-        if type(schema) is int and schema > SCHEMA:
-            raise UserError(
-                f"'{path}' has schema {schema}, newer than {SCHEMA}: update classgrad, from "
-                f"{__version__} to at least {whole['code']!r}"
-            )
-        state = decode(whole["state"], tensors)
-    except BadCheckpoint as error:
-        raise BadCheckpoint(f"'{path}' is damaged, or holds no guard: {error}") from None
-    except (KeyError, TypeError, AttributeError):
-        raise BadCheckpoint(f"'{path}' holds no guard") from None
-    if not isinstance(state, dict):
-        raise BadCheckpoint(f"'{path}' holds no guard")
-    return state
+    return one_file.read(path, SCHEMA, "guard")

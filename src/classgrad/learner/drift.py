@@ -19,6 +19,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.data.pictures import as_pictures
 from classgrad.errors import UserError, shown
 from classgrad.files import write_atomic
@@ -86,14 +87,17 @@ class Reference:
             raise UserError(f"no reference at '{shown(path)}': give the file it was saved in")
         try:
             with safe_open(path, "pt") as file:
-                about = json.loads((file.metadata() or {})[NAME])
+                about = (file.metadata() or {}).get(NAME)
                 # Cloned, as safetensors may map tensors to the file, which can change.
                 images, logits = (file.get_tensor(name).clone() for name in ("images", "logits"))
-                reference = cls(images, logits, **about)
-            reference.refuse_misshapen()
         except Exception as error:  # safetensors does not document which errors it raises
             reason = shown(" ".join(f"{type(error).__name__} {error}".split()))
             raise UserError(f"'{shown(path)}' is not a reference: {reason}") from None
+        if about is None:
+            raise UserError(f"'{shown(path)}' is not a reference: it names no task")
+        with raising_bad_checkpoint(f"the reference in '{shown(path)}'"):
+            reference = cls(images, logits, **json.loads(about))
+            reference.refuse_misshapen()
         return reference
 
     def refuse_misshapen(self) -> None:

@@ -29,11 +29,32 @@ class Info:
 
     tasks: list[LearntTask]
     unfinished: str | None  # name of a task that was cut short
-    room: list[LayerForecast]
+    free_rank: list[LayerForecast]
     drift: list[Drift]  # of the features of each task
     settings: dict[str, Any]  # of network, method, training and learner
     bytes: dict[str, int]  # of weights, method, prototypes, statistics, movement; on disk
     warnings: tuple[str, ...]  # why newer states could not be used
+
+
+def read_begun(folder: Path) -> Info | None:
+    """Return what is known about a learner whose first task was cut short; None of any other."""
+    unfinished = None
+    if not Store(folder / FOLDER).is_stale():  # it has no states
+        unfinished = unfinished_state(CheckpointManager(folder / LEARNING), 0)
+    if unfinished is None:
+        return None
+    with raising_bad_checkpoint(f"the state in '{folder}'"):
+        names = ("network", "network_options", "method", "training", "seed", "precision")
+        return Info(
+            tasks=[],
+            unfinished=str(unfinished["task"]),
+            free_rank=[],
+            drift=[],
+            settings={name: unfinished[name] for name in names}
+            | {"tune": unfinished.get("tune", "all")},  # earlier versions had no choice
+            bytes={"disk": bytes_on_disk(folder)},
+            warnings=(),
+        )
 
 
 def read(folder: Path) -> Info:
@@ -51,7 +72,7 @@ def read(folder: Path) -> Info:
         return Info(
             tasks=tasks,
             unfinished=str(unfinished["task"]) if unfinished else None,
-            room=list(forecast_of(state["dimensions"], tasks, method).layers),
+            free_rank=list(forecast_of(state["dimensions"], tasks, method).layers),
             drift=drifts_in(tasks, state.get("tune") or earlier["tune"], state.get("movement")),
             settings={
                 **{name: state[name] for name in (*names, "keeps_prototypes")},
@@ -63,7 +84,12 @@ def read(folder: Path) -> Info:
                 "prototypes": nbytes(state["prototypes"]),
                 "statistics": nbytes(state.get("classifier") or {}),
                 "movement": nbytes(state.get("movement") or {}),
-                "disk": sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()),
+                "disk": bytes_on_disk(folder),
             },
             warnings=loaded.warnings,
         )
+
+
+def bytes_on_disk(folder: Path) -> int:
+    """Return how many bytes all files in a folder have."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

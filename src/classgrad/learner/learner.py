@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -17,18 +17,27 @@ import torch
 from torch import Tensor, nn
 
 from classgrad import __version__, defaults, devices, methods, networks
-from classgrad.benchmarks.base import Normalise
 from classgrad.checkpoints import CheckpointManager, Loaded, Lock, Store
 from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.checkpoints.manager import FOLDER
 from classgrad.checkpoints.store import KEPT as KEPT_STATES
-from classgrad.data.pictures import as_pictures
-from classgrad.errors import RequirementNotMet, UserError
+from classgrad.data.lookalikes import find_scenes
+from classgrad.data.pictures import as_pictures, try_pictures
+from classgrad.errors import RequirementNotMet, UserError, shown
 from classgrad.errors import unknown as unknown_name
 from classgrad.files import free_bytes
 from classgrad.learner import probe
 from classgrad.learner.drift import Reference, take_reference
-from classgrad.learner.inputs import Data, Images, as_split, split_off_validation
+from classgrad.learner.inputs import (
+    Data,
+    GivenTask,
+    Images,
+    OwnTrunk,
+    across_text,
+    as_split,
+    count_scenes,
+    split_off_validation,
+)
 from classgrad.learner.learnt import LearntTask, composed, forecast_of, numbered_classes
 from classgrad.learner.movement import Drift, Movement, Recorded, drifts_in
 from classgrad.learner.usage import Usage, changes, reads
@@ -49,11 +58,13 @@ from classgrad.prediction.calibration import (
     calibrate,
     predictions,
     rank_guesses,
+    with_unreadable,
 )
 from classgrad.prediction.classifier import KEPT, Figures, StatisticsClassifier, sample_digests
 from classgrad.seeds import generator
 from classgrad.tasks import Split, Task, Transform, digest, unchanged
 from classgrad.training.config import Training
+from classgrad.training.log import TrainingLog, note
 from classgrad.training.loop import Observer, Progress
 from classgrad.training.session import Session, refuse_other_layers
 
@@ -77,12 +88,23 @@ DEFAULT_TRAINING = Training(
 )
 SIZE = 32
 MAY_CHANGE = 5.0  # per cent of the predictions for reference images
-# Midway between black and white, and a typical standard deviation of photographs.
-MEAN, DEVIATION = 0.5, 0.25
 
 
 class SingleImage(UserWarning):
     """A class has only one image, which its prototypes could reveal."""
+
+
+class LookAlikes(UserWarning):
+    """Images of different classes look alike, so some may be in the wrong class."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Images that were added to the statistics, and scenes that were not known, by class."""
+
+    samples: list[int]
+    scenes: list[int]
+    recorded: Recorded  # to tell later how far features moved
 
 
 class Learner:
@@ -91,7 +113,8 @@ class Learner:
     The trunk is any module from inputs to (n, embedding), or `network` names one that comes with
     classgrad, by default a pretrained one, for pictures of `size` x `size`, by default 32 or what a
     pretrained network needs. Pictures are scaled to [0, 1] and normalised to roughly zero mean and
-    unit deviation, or as a pretrained network needs it; other inputs go to the trunk unchanged.
+    unit deviation, or as a pretrained network needs it; other inputs go to the trunk unchanged. A
+    trunk of your own may need another `mean` and `deviation`: one value, or one for each channel.
 
     `tune` says which layers learn: "none", "last" (blocks) or "all", by default none of a
     pretrained network and all of any other. With none, a learner keeps class statistics and
@@ -119,6 +142,8 @@ class Learner:
         network: str | None = None,
         network_options: Mapping[str, Any] | None = None,
         embedding: int | None = None,
+        mean: float | Sequence[float] | None = None,
+        deviation: float | Sequence[float] | None = None,
         size: int | None = None,
         training: Training | None = None,
         tune: str | None = None,
@@ -145,6 +170,15 @@ class Learner:
         self.network, self.network_options = network, dict(network_options or {})
         self.weights: Path | None = None  # file of the first weights, if it was given
         self.tune = tune or "all"
+        given = {"mean": mean, "deviation": deviation}
+        own = {name: value for name, value in given.items() if value is not None}
+        if own and network is not None:
+            raise UserError(
+                f"network '{network}' has a mean and a deviation of its own: leave them out, or "
+                "give a trunk of your own"
+            )
+        self.network_options |= defaults.as_json(own)
+        self._own_trunk()  # refuses what is wrong
         if network is not None:
             self.tune = self._resolve_tune(tune)
             kind = networks.kind(network)
@@ -237,13 +271,20 @@ class Learner:
     @property
     def transform(self) -> Transform:
         """The function from images in [0, 1] to inputs of the network."""
-        pictures = len(self.input_shape) == 3 and self.input_shape[0] in (1, 3)
-        channels = self.input_shape[0] if pictures else 0
-        if not pictures:
+        if len(self.input_shape) != 3 or self.input_shape[0] not in (1, 3):
             return unchanged
-        trunk = networks.NETWORKS.get(self.network or "")
-        mean, deviation = (trunk and trunk.normalisation) or (MEAN, DEVIATION)
-        return Normalise([mean] * channels, [deviation] * channels)
+        own, trunk = self._own_trunk(), networks.NETWORKS.get(self.network or "")
+        if trunk is not None and trunk.normalisation is not None:
+            mean, deviation = trunk.normalisation
+            own = OwnTrunk(mean=(mean,), deviation=(deviation,))
+        return own.normalise(self.input_shape)
+
+    def _own_trunk(self) -> OwnTrunk:
+        """Return what the trunk takes, if it is the user's own."""
+        if self.network is not None:
+            return OwnTrunk()
+        given = self.network_options.items()
+        return OwnTrunk(**{name: value for name, value in given if OwnTrunk.accepts(name)})
 
     # Learning.
 
@@ -276,19 +317,24 @@ class Learner:
         A learner with class statistics takes more images for a task it knows; those that it knows
         are not counted again. A class that has the name of an earlier task's class is a "separate"
         one with `same_classes`, or the same one ("merge"), or refused ("refuse"). Unless classes
-        are separate, the same image in two classes is refused.
+        are separate, the same image in two classes is refused. Images that look alike, such as
+        shots taken in a row, count as one in all figures; in two classes they are warned about.
 
         If the balanced accuracy in per cent (`required_accuracy`) is below `require` after that,
         or if more than `may_change` per cent of the predictions for the images of `reference`
         change, `RequirementNotMet` is raised, and nothing is learnt or saved.
 
         While it learns, a learner neither predicts nor is saved; a copy that `frozen` returned
-        before does.
+        before does. The logger `classgrad` of Python's `logging` has a line for the task, and for
+        epochs if it takes long.
         """
         folder = None if checkpoint_dir is None else Path(checkpoint_dir)
         if same_classes not in SAME_CLASSES:
             raise unknown_name("value of same_classes", same_classes, SAME_CLASSES)
-        task = self._task(name, train, valid, classes, skip_bad)
+        if folder is not None:
+            checkpoints = checkpoints or CheckpointManager(folder / LEARNING)
+        begun = None if fresh else checkpoints
+        task = self._task(name, train, valid, classes, skip_bad, begun)
         known = task.id < len(self.tasks)
         if known and self.classifier is None:
             return self.tasks[task.id]
@@ -296,13 +342,15 @@ class Learner:
             self._refuse_doubles(task, same_classes)
         if self.keeps_prototypes and not known:
             warn_about_single_images(task, self.tune)
-        if folder is not None:
-            checkpoints = checkpoints or CheckpointManager(folder / LEARNING)
+        if task.across:
+            warnings.warn(task.across, LookAlikes, stacklevel=3)
         before = self.state_dict()
         if reference is not None and not isinstance(reference, Tensor):
             reference = as_pictures(reference, self.size)
         answers = self._answers(reference) if reference is not None and self.tasks else []
         samples = list(self.tasks[task.id].samples) if known else []
+        log = TrainingLog()
+        observer = log.watch(task.name, observer)
         try:
             with Lock(folder) if folder is not None else nullcontext():
                 if folder is not None:
@@ -331,6 +379,8 @@ class Learner:
         except BaseException:
             self.load_state_dict(before)
             raise
+        log.accuracy = learnt.accuracy
+        log.end_task(task.id, task.name)
         return learnt
 
     def _refuse_inaccurate(self, learnt: LearntTask, require: float | None) -> None:
@@ -341,7 +391,8 @@ class Learner:
         if accuracy is None:
             raise RequirementNotMet(
                 f"the accuracy of task '{learnt.name}' is unknown, as its classes have too few "
-                f"images, but {require:g} % is required: nothing was saved; give more images"
+                f"images that do not look alike, but {require:g} % is required: nothing was saved; "
+                "give more images"
             )
         if accuracy < require:
             recalls = sorted(learnt.recalls.items(), key=lambda item: item[1])
@@ -379,11 +430,12 @@ class Learner:
         valid: Data | None,
         classes: Sequence[str] | None,
         skip_bad: bool,
-    ) -> Task:
+        begun: CheckpointManager | None,
+    ) -> GivenTask:
         """Return the task that the arguments of `learn` describe; a known name has its number."""
         name, known = composed(name), [task.name for task in self.tasks]
         number = known.index(name) if name in known else len(known)
-        split, names = as_split(train, classes, self.size, skip_bad)
+        split, names, files = as_split(train, classes, self.size, skip_bad)
         if len(set(names)) < len(names):
             raise UserError(f"task '{name}' has two classes of the same name: rename one")
         shape = tuple(split.images.shape[1:])
@@ -392,13 +444,19 @@ class Learner:
                 f"images of task '{name}' have shape {shape}, those of earlier tasks "
                 f"{self.input_shape}: give all the same"
             )
+        # Without validation data: nothing is trained, so each sample can be used for both.
+        validation = Split(split.images[:0], split.labels[:0])
         if valid is not None:
-            validation, _ = as_split(valid, names, self.size, skip_bad)
-        elif self.tune == "none":  # nothing is trained, so each sample can be used for both
-            validation = Split(split.images[:0], split.labels[:0])
-        else:
-            rng = generator(self.seed, "valid", number)
-            split, validation = split_off_validation(split, self.valid_fraction, rng)
+            validation = as_split(valid, names, self.size, skip_bad)[0]
+        alike = find_scenes(split, validation)
+        labels = torch.cat([split.labels.cpu(), validation.labels.cpu()])
+        across = across_text(alike, labels, names, files, len(split))
+        scenes = alike.numbers
+        if valid is None and self.tune != "none":
+            chosen = self._chosen_for_validation(name, number, split, scenes, begun)
+            split, validation = part_of(split, ~chosen), part_of(split, chosen)
+            scenes = torch.cat([scenes[~chosen], scenes[chosen]])
+        self._refuse_normalisation(shape)
         self.input_shape = shape
         if (
             self.classifier is None
@@ -408,9 +466,45 @@ class Learner:
             raise UserError(
                 f"task '{name}' was learnt before, from other data: give the new one another name"
             )
-        return Task(
-            number, name, names, split.to(self.device), validation.to(self.device), self.transform
-        )
+        split, validation = split.to(self.device), validation.to(self.device)
+        return GivenTask(number, name, names, split, validation, self.transform, scenes, across)
+
+    def _refuse_normalisation(self, shape: Sequence[int]) -> None:
+        """Refuse a mean or a deviation that does not fit the inputs."""
+        own = self._own_trunk()
+        if len(shape) == 3 and shape[0] in (1, 3):
+            own.normalise(shape)
+        elif own.given():
+            raise UserError(
+                f"inputs of shape {tuple(shape)} are no pictures of 1 or 3 channels and stay as "
+                "they are: leave out mean and deviation"
+            )
+
+    def _chosen_for_validation(
+        self, name: str, number: int, split: Split, scenes: Tensor, begun: CheckpointManager | None
+    ) -> Tensor:
+        """Return which images of a task are for validation.
+
+        What an earlier version has learnt or begun is split as it was then.
+        """
+        labels, share = split.labels.cpu(), self.valid_fraction
+
+        def chosen(scenes: Tensor | None) -> Tensor:
+            return split_off_validation(
+                labels, share, generator(self.seed, "valid", number), scenes
+            )
+
+        now, then = chosen(scenes), chosen(None)
+        if torch.equal(now, then):
+            return now
+        data = ""
+        if number < len(self.tasks):
+            data = self.tasks[number].data
+        elif begun is not None:
+            unfinished = unfinished_state(begun, len(self.tasks)) or {}
+            data = str(unfinished.get("data")) if unfinished.get("task") == name else ""
+        same = data and data == digest([part_of(split, ~then), part_of(split, then)])
+        return then if same else now
 
     def _refuse_full_disk(self, folder: Path | None) -> None:
         """Refuse to learn what could not be saved."""
@@ -425,7 +519,7 @@ class Learner:
             )
 
     def _learn_statistics(
-        self, task: Task, same_classes: str, folder: Path | None, observer: Observer | None
+        self, task: GivenTask, same_classes: str, folder: Path | None, observer: Observer | None
     ) -> LearntTask:
         """Learn a task by the statistics of its classes alone."""
         started = time.perf_counter()
@@ -435,8 +529,9 @@ class Learner:
         if self.classifier is None:
             self._start_statistics(task)
         numbers = self._class_numbers(task.class_names, same_classes)
-        samples, _ = self._count_samples(task, numbers, observer)
-        self.tasks.append(self._summary(task, samples, numbers, time.perf_counter() - started))
+        counted = self._count_samples(task, numbers, observer)
+        seconds = time.perf_counter() - started
+        self.tasks.append(self._summary(task, counted.samples, counted.scenes, numbers, seconds))
         return self.tasks[-1]
 
     def _start_statistics(self, task: Task) -> None:
@@ -493,7 +588,9 @@ class Learner:
                             "it from one of them"
                         )
 
-    def _add_samples(self, task: Task, same_classes: str, observer: Observer | None) -> LearntTask:
+    def _add_samples(
+        self, task: GivenTask, same_classes: str, observer: Observer | None
+    ) -> LearntTask:
         """Add images to a task that was learnt before, by their statistics; nothing is trained."""
         learnt = self.tasks[task.id]
         gone = [name for name in task.class_names if name in learnt.forgotten]
@@ -507,27 +604,27 @@ class Learner:
             )
         learnt.numbers += self._class_numbers(new, same_classes)
         learnt.class_names += new
+        # Earlier versions did not know which images look alike.
+        learnt.scenes = (learnt.scenes or list(learnt.samples)) + [0] * len(new)
         learnt.samples += [0] * len(new)
         places = [learnt.class_names.index(name) for name in task.class_names]
         numbers = [learnt.numbers[place] for place in places]
-        samples, recorded = self._count_samples(task, numbers, observer)
-        if self.movement is not None and recorded.images:
-            self.movement.add_images(task.id, recorded)
-        for place, count in zip(places, samples, strict=True):
-            learnt.samples[place] += count
-        if any(samples):
+        counted = self._count_samples(task, numbers, observer)
+        if self.movement is not None and counted.recorded.images:
+            self.movement.add_images(task.id, counted.recorded)
+        for place, samples, scenes in zip(places, counted.samples, counted.scenes, strict=True):
+            learnt.samples[place] += samples
+            learnt.scenes[place] += scenes
+        if any(counted.samples):
             learnt.when = now()
             self._measure(learnt)
         return learnt
 
     @torch.no_grad()
     def _count_samples(
-        self, task: Task, numbers: Sequence[int], observer: Observer | None
-    ) -> tuple[list[int], Recorded]:
-        """Add the images of a task to the statistics; return how many of each class were new.
-
-        Returned with that is what was recorded of them, to tell later how far features moved.
-        """
+        self, task: GivenTask, numbers: Sequence[int], observer: Observer | None
+    ) -> Counted:
+        """Add the images of a task to the statistics; return how many of them were new."""
         assert self.classifier is not None
         labels = torch.cat([task.train.labels, task.valid.labels]).cpu()
         classes = torch.tensor(numbers)[labels]
@@ -535,33 +632,55 @@ class Learner:
         digests = torch.cat([sample_digests(part, self.secret) for part in images])
         seed = str(self.seed).encode()
         draws = torch.cat([sample_digests(part, seed) for part in images])
-        new = self._new_samples(classes, digests)
-        trained = torch.arange(len(labels)) < len(task.train)
+        new, known = self._new_samples(classes, digests)
+        scenes, trained = task.scenes, task.trained_scenes
         if not len(task.valid) and self.session is None:
-            trained[:] = False
+            trained = trained[:0]
+        # Those of new scenes of which no image is known.
+        known = known[torch.isin(scenes[known], scenes[new])]
+        in_new = new[~torch.isin(scenes[new], scenes[known])]
         features, recorded = self._features(task, new, observer)
-        self.classifier.add(features, classes[new], digests[new], draws[new], ~trained[new])
-        return torch.bincount(labels[new], minlength=task.classes).tolist(), recorded
+        again, _ = self._features(task, known, None, record=False)
+        index = torch.cat([new, known])
+        self.classifier.add(
+            torch.cat([features, again]),
+            classes[index],
+            digests[index],
+            draws[index],
+            ~torch.isin(scenes[index], trained),
+            scenes[index],
+            torch.arange(len(index)) >= len(new),
+        )
+        return Counted(
+            torch.bincount(labels[new], minlength=task.classes).tolist(),
+            count_scenes(labels[in_new], scenes[in_new], task.classes),
+            recorded,
+        )
 
-    def _new_samples(self, classes: Tensor, digests: Tensor) -> Tensor:
-        """Return the indices of the images that are not in the statistics, each of them once."""
+    def _new_samples(self, classes: Tensor, digests: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the indices of images that are not in the statistics, and of others, each once."""
         assert self.classifier is not None
-        known, new = self.classifier.known_samples(), []
+        before, given = self.classifier.known_samples(), set[tuple[int, int]]()
+        new: list[int] = []
+        known: list[int] = []
         for index, (number, key) in enumerate(zip(classes.tolist(), digests.tolist(), strict=True)):
-            owners = known.setdefault(key, set())
-            if number not in owners:
-                new.append(index)
-            owners.add(number)
-        return torch.tensor(new, dtype=torch.int64)
+            if (number, key) not in given:
+                (known if number in before.get(key, ()) else new).append(index)
+            given.add((number, key))
+        return torch.tensor(new, dtype=torch.int64), torch.tensor(known, dtype=torch.int64)
 
     def _features(
-        self, task: Task, index: Tensor, observer: Observer | None
+        self, task: Task, index: Tensor, observer: Observer | None, *, record: bool = True
     ) -> tuple[Tensor, Recorded]:
-        """Return the embeddings of images of a task; an index counts those of validation last."""
+        """Return the embeddings of images of a task; an index counts those of validation last.
+
+        Returned with them is what is recorded, to tell later how far features moved.
+        """
         net, dtype = self.net.eval(), next(self.net.parameters()).dtype
         parts = [torch.zeros(0, net.embedding)]
         done = 0
-        recording = self.movement.recording() if self.movement else nullcontext(Recorded())
+        movement = self.movement if record else None
+        recording = movement.recording() if movement else nullcontext(Recorded())
         with recording as recorded:
             for split, first in [(task.train, 0), (task.valid, len(task.train))]:
                 of_split = index[(index >= first) & (index < first + len(split))] - first
@@ -576,7 +695,7 @@ class Learner:
 
     def _learn(
         self,
-        task: Task,
+        task: GivenTask,
         same_classes: str,
         folder: Path | None,
         checkpoints: CheckpointManager | None,
@@ -588,6 +707,7 @@ class Learner:
         saved = unfinished_state(checkpoints, len(self.tasks)) if checkpoints else None
         if saved:
             self._refuse_other_task(saved, about)
+            note(f"resuming task '{shown(task.name)}', which was cut short")
             with raising_bad_checkpoint(f"the saved state of task '{task.name}'"):
                 self._restore_settings(saved)
         session = self._session(task.classes)
@@ -613,11 +733,14 @@ class Learner:
             self.movement = self._new_movement()
         if self.classifier is not None:
             numbers = self._class_numbers(task.class_names, same_classes)
-            recorded = self._count_samples(task, numbers, None)[1]
+            counted = self._count_samples(task, numbers, None)
             if self.movement is not None:
-                self._end_movement(task, before, recorded)
-        samples = torch.bincount(task.train.labels.cpu(), minlength=task.classes).tolist()
-        self.tasks.append(self._summary(task, samples, numbers, time.perf_counter() - started))
+                self._end_movement(task, before, counted.recorded)
+        labels = task.train.labels.cpu()
+        samples = torch.bincount(labels, minlength=task.classes).tolist()
+        scenes = count_scenes(labels, task.trained_scenes, task.classes)
+        seconds = time.perf_counter() - started
+        self.tasks.append(self._summary(task, samples, scenes, numbers, seconds))
         return self.tasks[-1]
 
     def _new_movement(self) -> Movement:
@@ -695,17 +818,22 @@ class Learner:
 
     @torch.no_grad()
     def _summary(
-        self, task: Task, samples: list[int], numbers: list[int], seconds: float
+        self,
+        task: GivenTask,
+        samples: list[int],
+        scenes: list[int],
+        numbers: list[int],
+        seconds: float,
     ) -> LearntTask:
         """Return what is known about a task that was just learnt."""
-        sharpness, accuracy, interval = {}, None, None
+        valid, sharpness, accuracy, interval = task.measured(), {}, None, None
         recalls: dict[str, float] = {}
         for way in [way for way in self.ways if way != STATISTICS]:
-            scores = self._valid_scores(way, task)
-            sharpness[way] = calibrate(scores, task.valid.labels)
-            if way == "confidence" and len(task.valid):
-                correct = scores.argmax(1) == task.valid.labels
-                figures = balanced_accuracy(task.valid.labels.cpu(), correct.cpu())
+            scores = self._scores(way, task, valid)
+            sharpness[way] = calibrate(scores, valid.labels)
+            if way == "confidence" and len(valid):
+                correct = scores.argmax(1) == valid.labels
+                figures = balanced_accuracy(valid.labels.cpu(), correct.cpu())
                 accuracy, interval = figures.accuracy, interval_of(figures)
                 recalls = {task.class_names[n]: share for n, share in figures.recalls.items()}
         learnt = LearntTask(
@@ -721,6 +849,7 @@ class Learner:
             numbers=numbers,
             interval=interval,
             recalls=recalls,
+            scenes=scenes,
             settings=self._task_settings(),
             version=__version__,
         )
@@ -750,13 +879,13 @@ class Learner:
         learnt.task_free = figures
         learnt.recalls = {name: recalls[number] for number, name in names if number in recalls}
 
-    def _valid_scores(self, way: str, task: Task) -> Tensor:
-        """Return the scores of all validation images of a task (n, classes)."""
-        if not len(task.valid):
+    def _scores(self, way: str, task: Task, split: Split) -> Tensor:
+        """Return the scores of images of a task (n, classes)."""
+        if not len(split):
             return torch.zeros(0, task.classes)
         means = self.prototypes[task.id] if way == "prototypes" else None
         net = self.net.eval()
-        batches = inputs(net, task.valid, task.transform)
+        batches = inputs(net, split, task.transform)
         return torch.cat([SCORES[way](net, x, task.id, means) for _, x in batches])
 
     # Predicting.
@@ -770,6 +899,7 @@ class Learner:
         by: str | None = None,
         unknown: float = 0.0,
         batch_size: int = 1,
+        report_bad: bool = False,
     ) -> list[Prediction]:
         """Predict the class of each image, among all tasks if `task` is not given.
 
@@ -778,9 +908,18 @@ class Learner:
         (`default_way`). By statistics, `unknown` is the share of images of known classes that may
         be refused as none of these: such predictions are not `known`. A larger batch size is
         faster, but the last digits of probabilities may then depend on the batch. Threads may
-        predict at the same time.
+        predict at the same time. A picture that cannot be read is an error, unless `report_bad`:
+        then its prediction has no class, and says why in `error`.
         """
-        return self._predict(images, task, by=by, unknown=unknown, batch_size=batch_size)
+        if not report_bad or isinstance(images, Tensor):
+            return self._predict(images, task, by=by, unknown=unknown, batch_size=batch_size)
+        self.net  # noqa: B018  # raises if nothing was learnt
+        given = list(images) if isinstance(images, list | tuple) else [images]
+        pictures, _, bad = try_pictures(given, self.size)
+        predicted: list[Prediction] = []
+        if len(pictures):
+            predicted = self._predict(pictures, task, by=by, unknown=unknown, batch_size=batch_size)
+        return with_unreadable(predicted, bad)
 
     @torch.no_grad()
     def _predict(
@@ -1235,6 +1374,12 @@ def refuse_useless(
             "learnt: tune the last blocks to learn without them",
             hint="tune",
         )
+
+
+def part_of(split: Split, chosen: Tensor) -> Split:
+    """Return some images of a split."""
+    chosen = chosen.to(split.labels.device)
+    return Split(split.images[chosen], split.labels[chosen])
 
 
 def now() -> str:

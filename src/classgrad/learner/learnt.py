@@ -43,6 +43,9 @@ class LearntTask:
     # How often each of its classes was recognised then, in per cent: among all classes so far, or
     # without statistics among those of the task. Classes without validation data are missing.
     recalls: dict[str, float] = field(default_factory=dict)
+    # Of each class: how many scenes its images show; those that look alike are of one scene. Empty
+    # in states of earlier versions.
+    scenes: list[Count] = field(default_factory=list)
     # What it was learnt with: tune, and where layers learn method and training; and the version of
     # classgrad. Empty in states of earlier versions.
     settings: dict[str, Any] = field(default_factory=dict)
@@ -58,7 +61,8 @@ class LearntTask:
             raise ValueError("the names of classes are inconsistent")
         if self.interval is not None and self.interval.keys() != {"samples", "low", "high"}:
             raise ValueError(f"the interval of the accuracy of task '{self.name}' is incomplete")
-        if len(self.samples) != len(names) or len(self.numbers) not in (0, len(names)):
+        lengths = {len(self.numbers), len(self.scenes)}
+        if len(self.samples) != len(names) or not lengths <= {0, len(names)}:
             raise ValueError(f"the description of task '{self.name}' is incomplete")
 
     def required_accuracy(self) -> float | None:

@@ -23,11 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from classgrad.core.layers import Site, Source, sites, tap
+from classgrad.core.layers import Site, Source, dotted, sites, tap
+from classgrad.core.linalg import from_upper_half, upper_half
 from classgrad.learner.learnt import LearntTask
 from classgrad.networks.efficientnet_lite import ConvNorm
 from classgrad.networks.layers import FixedNorm
-from classgrad.networks.lipschitz import CannotFollow, Movements, exact
+from classgrad.networks.lipschitz import CannotFollow, Movements, as_float64
 
 WIDEST = 2048  # inputs of a layer whose products are kept: 8 MB
 ROUNDING = 2.0**-24  # of a product that is kept in float32
@@ -75,7 +76,7 @@ class Recorded:
                 known = self.products.get(name)
                 self.products[name] = gram if known is None else known.add_(gram)
         self.seen.clear()
-        self.energy += float(exact(features).square().sum())
+        self.energy += float(as_float64(features).square().sum())
         self.images += len(features)
 
 
@@ -168,7 +169,7 @@ class Movement:
         """Return how far each output of a site moved, for inputs with these products."""
         site = self.sites[name]
         change = site.weight.detach() - before[parameter_name(name, site)]
-        rows = exact(site.matrix(change))
+        rows = as_float64(site.matrix(change))
         squares = ((rows @ products.double()) * rows).sum(1).clamp(min=0)
         rounding = self.sums * ROUNDING * float(products.double().trace()) * rows.square().sum(1)
         return (squares + rounding).sqrt()
@@ -190,7 +191,7 @@ class Movement:
                     # Rows of a transposed convolution are none of its weight; it is not followed.
                     whole[site.start : site.stop] += rows.norm() if site.kind.transposed else rows
             for layer in own.keys() & norms.keys():
-                own[layer] *= exact(norms[layer].scale_and_shift()[0]).abs()
+                own[layer] *= as_float64(norms[layer].scale_and_shift()[0]).abs()
             moving = {layer: rows for layer, rows in own.items() if rows.any()}
             moved = movements.of_outputs(moving)
             relative = moved / math.sqrt(energy) if energy else None
@@ -245,23 +246,7 @@ class Movement:
 
 def parameter_name(name: str, site: Site) -> str:
     """Return the name of the parameter that a site is a part of."""
-    layer = name.split("[")[0]
-    return f"{layer}.{site.parameter}" if layer else site.parameter
-
-
-def upper_half(matrix: Tensor) -> Tensor:
-    """Return the upper half of a symmetric matrix, row by row."""
-    rows, columns = torch.triu_indices(*matrix.shape)
-    return matrix[rows, columns]
-
-
-def from_upper_half(half: Tensor, dimension: int) -> Tensor:
-    """Return the symmetric matrix with this upper half."""
-    rows, columns = torch.triu_indices(dimension, dimension)
-    matrix = half.new_zeros(dimension, dimension)
-    matrix[rows, columns] = half
-    matrix[columns, rows] = half
-    return matrix
+    return dotted(name.split("[")[0], site.parameter)
 
 
 def drifts_in(

@@ -46,5 +46,6 @@ def refuse_other(now: Tensor | None, then: Tensor | None, precise: bool) -> None
         raise UserError(
             f"with the saved weights the trunk computes other features than when they were saved "
             f"({min(moved, 9.99):.0%} apart): its code has changed; load it with the code of "
-            "then, or with check_trunk=False if the change is meant"
+            "then, or with check_trunk=False if the change is meant",
+            hint="check_trunk",
         )

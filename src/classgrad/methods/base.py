@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from classgrad.checkpoints.encoding import decode, encode, file_pieces, from_file
 from classgrad.checkpoints.files import parse_json
+from classgrad.core.projector import Projector
 from classgrad.devices import to_device
 from classgrad.distributed import World, world
 from classgrad.networks.network import Network
@@ -178,6 +179,10 @@ class Method(Settings):
     def layer_ranks(self) -> list[LayerRank]:
         """Return how much of each layer is protected."""
         return []
+
+    def gradient_projector(self) -> Projector | None:
+        """Return what projects the gradients of single layers, if anything does."""
+        return None
 
     def held(self) -> list[Held]:
         """Return the share of each class that is still protected, for a method with a budget."""

@@ -18,6 +18,7 @@ from classgrad.networks.efficientnet_lite import (
 )
 from classgrad.networks.layers import Dropout, TaskBatchNorm
 from classgrad.networks.lenet5 import LeNet5
+from classgrad.networks.minilm import MiniLM
 from classgrad.networks.mlp import MLP
 from classgrad.networks.network import Network, channels_last, initialise, preserved_rng
 from classgrad.networks.resnet18 import ResNet18
@@ -32,6 +33,7 @@ NETWORKS: dict[str, type[Trunk]] = {
     "efficientnet-lite0": EfficientNetLite0,
     "efficientnet-lite1": EfficientNetLite1,
     "efficientnet-lite2": EfficientNetLite2,
+    "minilm": MiniLM,
 }
 
 OWN = "own:"  # prefix of the names of users' own networks

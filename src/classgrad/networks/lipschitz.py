@@ -105,11 +105,11 @@ class Movements:
 
     def _computed_norm(self, layer: nn.Module) -> float:
         if isinstance(layer, nn.Linear):
-            return spectral_norm(exact(layer.weight))
+            return spectral_norm(as_float64(layer.weight))
         conv, scale = scaled_convolution(layer)
         if is_depthwise(conv):
             return float((scale.abs() * self._depthwise_norms(conv)).max())
-        rows = (exact(conv.weight) * scale[:, None, None, None]).flatten(1)
+        rows = (as_float64(conv.weight) * scale[:, None, None, None]).flatten(1)
         groups = max(spectral_norm(part) for part in rows.chunk(conv.groups))
         return math.sqrt(self._overlap(conv)) * groups
 
@@ -126,7 +126,7 @@ class Movements:
 
     def _depthwise_norms(self, conv: nn.Conv2d) -> Tensor:
         """Return the norm of each channel's convolution, or the sum of its weights' sizes."""
-        weight, size = exact(conv.weight), self.sizes[conv]
+        weight, size = as_float64(conv.weight), self.sizes[conv]
         positions = math.prod(size)
         if positions > POSITIONS:
             return weight.abs().sum((1, 2, 3))
@@ -162,7 +162,7 @@ class Movements:
         """Return the matrices into and out of the inner channels, and a scale between them."""
         assert block.expand is not None
         first, second = (
-            (exact(conv.weight).flatten(1) * scale[:, None])
+            (as_float64(conv.weight).flatten(1) * scale[:, None])
             for conv, scale in map(scaled_convolution, (block.expand, block.project))
         )
         conv, scale = scaled_convolution(block.depthwise)
@@ -179,7 +179,7 @@ def computes_as_its_kind(module: nn.Module) -> bool:
     )
 
 
-def exact(values: Tensor) -> Tensor:
+def as_float64(values: Tensor) -> Tensor:
     """Return values in float64, on the CPU: not every device has float64."""
     return values.detach().cpu().double()
 
@@ -187,7 +187,7 @@ def exact(values: Tensor) -> Tensor:
 def scaled_convolution(layer: nn.Module) -> tuple[nn.Conv2d, Tensor]:
     """Return a convolution, and what its norm multiplies each output channel by."""
     if isinstance(layer, ConvNorm):
-        return layer.conv, exact(layer.norm.scale_and_shift()[0])
+        return layer.conv, as_float64(layer.norm.scale_and_shift()[0])
     assert isinstance(layer, nn.Conv2d)
     return layer, torch.ones(layer.out_channels, dtype=torch.float64)
 
@@ -199,7 +199,7 @@ def is_depthwise(conv: nn.Conv2d) -> bool:
 
 def length(own: Tensor | None) -> float:
     """Return the norm of all output channels together."""
-    return 0.0 if own is None else float(exact(own).norm())
+    return 0.0 if own is None else float(as_float64(own).norm())
 
 
 def spectral_norm(matrix: Tensor) -> float:

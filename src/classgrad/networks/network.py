@@ -318,20 +318,21 @@ def channels_last(module: nn.Module) -> None:
 
 
 def initialise(module: nn.Module, generator: torch.Generator, scheme: str = "default") -> None:
-    """Draw every Linear and convolution weight of a module from `generator`.
+    """Draw every weight of a Linear layer, convolution or embedding from `generator`.
 
     `default` is PyTorch's own uniform in ±1/√fan_in for weights and biases, `relu` the Kaiming
     uniform in ±√(6/fan_in) for weights, with zero biases.
     """
     for layer in module.modules():
-        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Embedding):
             fan_in = layer.weight[0].numel()
             bound = math.sqrt((6 if scheme == "relu" else 1) / fan_in)
             with torch.no_grad():
                 draw(layer.weight, bound, generator)
-                if layer.bias is not None:
+                bias = getattr(layer, "bias", None)
+                if bias is not None:
                     bias_bound = 0.0 if scheme == "relu" else bound
-                    draw(layer.bias, bias_bound, generator)
+                    draw(bias, bias_bound, generator)
 
 
 def draw(values: Tensor, bound: float, generator: torch.Generator) -> None:

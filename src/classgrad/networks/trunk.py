@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -35,6 +36,7 @@ class WeightSettings(HeadSettings):
     """
 
     sources: ClassVar[tuple[str, ...]] = ("random",)  # values of `weights` that are not files
+    folder: ClassVar[tuple[str, ...]] = ()  # files of released weights, if a folder can be given
 
     weights: str = Field(
         default="random",
@@ -85,7 +87,9 @@ class Trunk(nn.Sequential):
     scheme: ClassVar[str] = "default"  # how weights are drawn, see `initialise`
     # Mean and deviation of images in [0, 1] that pretrained weights need; None: those of the data.
     normalisation: ClassVar[tuple[float, float] | None] = None
-    licence: ClassVar[str] = ""  # of the weights that `weights=imagenet` stands for
+    licence: ClassVar[str] = ""  # of the weights that are released with the network
+    reads: ClassVar[str] = "images"  # or "sentences", as their bytes
+    last_blocks: ClassVar[int] = 5  # that learn with tune="last", in a network with `trainable`
     # Whether norms are fixed, so that a frozen layer always has the same output for an input.
     fixed_norms: ClassVar[bool] = False
     # Of the layers that the trunk begins with, where they are looked up instead of computed.
@@ -119,8 +123,12 @@ class Trunk(nn.Sequential):
         raise UserError(f"{cls.__name__} has no blocks that can be chosen to learn")
 
     def pretrained(self) -> Mapping[str, Tensor]:
-        """Return the weights that `weights=imagenet` stands for, by name."""
+        """Return the weights that are released with the network, by name."""
         raise UserError(f"there are no pretrained weights of {type(self).__name__}")
+
+    def released(self, folder: Path) -> Mapping[str, Tensor]:
+        """Return the weights in a folder of released files, by their names here."""
+        raise UserError(f"{type(self).__name__} takes its weights from a file, not from a folder")
 
     def wiring(self) -> list[Wire]:
         """Return between which ReLUs each layer with weights is; the heads see the last target.

@@ -10,7 +10,7 @@ import safetensors.torch
 from torch import Tensor, nn
 
 from classgrad.errors import UserError, shown
-from classgrad.networks.trunk import WeightSettings
+from classgrad.networks.trunk import Trunk, WeightSettings
 
 DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
@@ -37,7 +37,9 @@ def is_digest(weights: object) -> bool:
 
 
 def read(path: Path, kind: type[WeightSettings]) -> bytes:
-    """Return the content of a file of weights."""
+    """Return the content of a file of weights, or of the files of a folder."""
+    if kind.folder and path.is_dir():
+        return b"".join(read(path / name, kind) for name in kind.folder)
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -49,10 +51,11 @@ def read(path: Path, kind: type[WeightSettings]) -> bytes:
         raise UserError(f"'{shown(path)}' cannot be read: {error.strerror}") from None
 
 
-def load_file(trunk: nn.Module, path: Path, kind: type[WeightSettings]) -> None:
-    """Load the weights in a file, after their names and shapes were compared."""
+def load_file(trunk: Trunk, path: Path, kind: type[WeightSettings]) -> None:
+    """Load the weights in a file or a folder, after their names and shapes were compared."""
     try:
-        tensors = safetensors.torch.load(read(path, kind))
+        folder = bool(kind.folder) and path.is_dir()
+        tensors = trunk.released(path) if folder else safetensors.torch.load(read(path, kind))
     except UserError:
         raise
     except Exception:  # safetensors does not document which errors it raises

@@ -9,7 +9,7 @@ By default each image goes through the network alone. Batched products may round
 only then is a prediction the same, bit for bit, whatever other images come with it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,12 +50,14 @@ class Prediction:
     """The most probable class of an image, and `ranking`, all classes by falling probability.
 
     By statistics, `p_value` is that of the hypothesis that the image is of a class that was learnt;
-    `known` is false if it is refused, as none of these.
+    `known` is false if it is refused, as none of these. If the image cannot be read, `error` is the
+    reason, and there is no class.
     """
 
     ranking: tuple[Guess, ...]
     p_value: float | None = None
     known: bool = True
+    error: str | None = None
 
     @property
     def name(self) -> str:
@@ -71,6 +73,19 @@ class Prediction:
     def probability(self) -> float:
         """Its probability."""
         return self.ranking[0].probability
+
+
+def with_unreadable(predicted: list[Prediction], bad: Mapping[int, str]) -> list[Prediction]:
+    """Return predictions for all images, with those that cannot be read at their places.
+
+    >>> [one.error for one in with_unreadable([Prediction(()), Prediction(())], {1: "no image"})]
+    [None, 'no image', None]
+    """
+    rest = iter(predicted)
+    return [
+        Prediction((), known=False, error=bad[index]) if index in bad else next(rest)
+        for index in range(len(predicted) + len(bad))
+    ]
 
 
 def calibrate(scores: Tensor, labels: Tensor) -> float:

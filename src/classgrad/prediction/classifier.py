@@ -15,9 +15,16 @@ form, so they show how the classifier does on samples that it has not seen:
 Samples are known by a digest, so that none is counted twice. Which of them are kept is drawn by
 another digest: those with the smallest. So whatever the order in which samples arrive, the
 classifier is the same.
+
+Samples that look alike (see `data.lookalikes`) would flatter: when one is left out, the others of
+its scene are still there. So of each scene at most one sample is kept, that with the smallest draw,
+and the whole scene is left out with it: kept for that are the size of the scene and the sum of its
+embeddings. The only scene of a class cannot be left out. Scenes are told among samples that are
+given together.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -25,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from classgrad.core.linalg import from_upper_half, upper_half
 from classgrad.prediction.balanced import balanced_accuracy
 from classgrad.prediction.calibration import calibrate
 from classgrad.prediction.statistics import ClassStatistics, LinearDiscriminant, unit
@@ -74,6 +82,9 @@ class StatisticsClassifier:
         self.digests, self.classes = none, none  # of all samples
         self.kept_draws, self.kept_classes = none, none
         self.kept_features = torch.zeros(0, embedding)
+        # Of the scene of each sample kept: the number of its samples, and the sum of embeddings.
+        self.scene_sizes = none
+        self.scene_sums = torch.zeros(0, embedding, dtype=torch.float64)
         self._fitted: Fitted | None = None
 
     def __len__(self) -> int:
@@ -93,31 +104,83 @@ class StatisticsClassifier:
         digests: Tensor,
         draws: Tensor,
         unseen: Tensor | None = None,
+        scenes: Tensor | None = None,
+        known: Tensor | None = None,
     ) -> None:
         """Add samples that are not known yet: embeddings, classes, digests, and draws of each.
 
         `unseen` marks those that the network was not trained on; only these can show how the
-        classifier does on new ones. By default it is all of them.
+        classifier does on new ones. By default it is all of them. `scenes` has the same number for
+        samples of a class that look alike. Samples that are `known` are not added: they are of the
+        same scene as one that is new.
         """
-        features, classes = unit(features), classes.cpu()
-        self.statistics.add(features, classes)
-        self.digests = torch.cat([self.digests, digests])
-        self.classes = torch.cat([self.classes, classes])
-        if unseen is None:
-            unseen = torch.ones(len(classes), dtype=torch.bool)
-        self._keep_smallest(
-            torch.cat([self.kept_features, features[unseen]]),
-            torch.cat([self.kept_classes, classes[unseen]]),
-            torch.cat([self.kept_draws, draws[unseen]]),
+        features, classes, count = unit(features), classes.cpu(), len(classes)
+        new = torch.ones(count, dtype=torch.bool) if known is None else ~known
+        unseen = new if unseen is None else new & unseen
+        scenes = torch.arange(count) if scenes is None else scenes.unique(return_inverse=True)[1]
+        self.statistics.add(features[new], classes[new])
+        self.digests = torch.cat([self.digests, digests[new]])
+        self.classes = torch.cat([self.classes, classes[new]])
+        self._keep_smallest(features, classes, draws, unseen, scenes, new)
+
+    def _keep_smallest(
+        self,
+        features: Tensor,
+        classes: Tensor,
+        draws: Tensor,
+        unseen: Tensor,
+        scenes: Tensor,
+        new: Tensor,
+    ) -> None:
+        """Keep the samples with the smallest draws of their class, at most one of each scene."""
+        keys = zip(classes.tolist(), draws.tolist(), strict=True)
+        given = dict(zip(keys, scenes.tolist(), strict=True))
+        keys = zip(self.kept_classes.tolist(), self.kept_draws.tolist(), strict=True)
+        # Those kept so far that are not given again are of scenes of their own.
+        numbers = [given.get(key, len(classes) + place) for place, key in enumerate(keys)]
+        kept_scenes = torch.tensor(numbers, dtype=torch.int64)
+
+        all_draws = torch.cat([self.kept_draws, draws])
+        all_classes = torch.cat([self.kept_classes, classes])
+        class_of, scene_of = all_classes.tolist(), [*numbers, *scenes.tolist()]
+        usable = torch.cat([torch.ones_like(kept_scenes, dtype=torch.bool), unseen])
+        order = all_draws.argsort()
+        index: list[int] = []
+        taken, of_class = set[int](), Counter[int]()
+        for place in order[usable[order]].tolist():
+            if of_class[class_of[place]] < self.kept and scene_of[place] not in taken:
+                index.append(place)
+                taken.add(scene_of[place])
+                of_class[class_of[place]] += 1
+        index.sort(key=class_of.__getitem__)
+
+        sizes = torch.zeros(len(index), dtype=torch.int64)
+        sums = torch.zeros(len(index), features.shape[1], dtype=torch.float64)
+        for row, place in enumerate(index):
+            before, now = kept_scenes == scene_of[place], scenes == scene_of[place]
+            added = now & new
+            # Of several that turn out to be one scene, the largest: they may share samples.
+            for known in before.nonzero().flatten():
+                if self.scene_sizes[known] > sizes[row]:
+                    sizes[row], sums[row] = self.scene_sizes[known], self.scene_sums[known]
+            if now.sum() > sizes[row] + added.sum():  # more of it is given again than was known
+                sizes[row], sums[row], added = 0, 0, now
+            sizes[row] += added.sum()
+            sums[row] += features[added].double().sum(0)
+        self._set_kept(
+            torch.cat([self.kept_features, features])[index],
+            all_classes[index],
+            all_draws[index],
+            sizes,
+            sums,
         )
 
-    def _keep_smallest(self, features: Tensor, classes: Tensor, draws: Tensor) -> None:
-        """Keep those of these samples that have the smallest draws of their class."""
-        order = draws.argsort()
-        of_class = [order[classes[order] == number][: self.kept] for number in classes.unique()]
-        index = torch.cat([torch.zeros(0, dtype=torch.int64), *of_class])
-        self.kept_features, self.kept_classes = features[index], classes[index]
-        self.kept_draws = draws[index]
+    def _set_kept(
+        self, features: Tensor, classes: Tensor, draws: Tensor, sizes: Tensor, sums: Tensor
+    ) -> None:
+        """Keep these samples and no other."""
+        self.kept_features, self.kept_classes, self.kept_draws = features, classes, draws
+        self.scene_sizes, self.scene_sums = sizes, sums
         self._fitted = None
 
     def known_samples(self) -> dict[int, set[int]]:
@@ -133,8 +196,12 @@ class StatisticsClassifier:
         others = self.classes != number
         self.digests, self.classes = self.digests[others], self.classes[others]
         others = self.kept_classes != number
-        self._keep_smallest(
-            self.kept_features[others], self.kept_classes[others], self.kept_draws[others]
+        self._set_kept(
+            self.kept_features[others],
+            self.kept_classes[others],
+            self.kept_draws[others],
+            self.scene_sizes[others],
+            self.scene_sums[others],
         )
 
     # Predicting.
@@ -144,10 +211,11 @@ class StatisticsClassifier:
         """What follows from the statistics so far."""
         if self._fitted is None:
             discriminant = LinearDiscriminant(self.statistics, self.priors)
-            # The only sample of a class cannot be left out.
-            usable = self.statistics.counts[self.kept_classes] > 1
+            # The only scene of a class cannot be left out.
+            usable = self.statistics.counts[self.kept_classes] > self.scene_sizes
             features, classes = self.kept_features[usable], self.kept_classes[usable]
-            distances = discriminant.distances_left_out(features, classes)
+            sizes, sums = self.scene_sizes[usable], self.scene_sums[usable]
+            distances = discriminant.distances_left_out(features, classes, sizes, sums)
             logits = discriminant.log_priors - distances / 2
             present = self.statistics.counts > 0
             places = present.cumsum(0) - 1
@@ -200,24 +268,30 @@ class StatisticsClassifier:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the settings; of a symmetric matrix, one half."""
-        d = len(self.statistics.products)
-        rows, columns = torch.triu_indices(d, d)
         return {
             "counts": self.statistics.counts.clone(),
             "sums": self.statistics.sums.clone(),
-            "products": self.statistics.products[rows, columns],
+            "products": upper_half(self.statistics.products),
             "removed": self.statistics.removed,
             "digests": self.digests,
             "classes": self.classes,
             "kept_features": self.kept_features,
             "kept_classes": self.kept_classes,
             "kept_draws": self.kept_draws,
+            "scene_sizes": self.scene_sizes,
+            # The sum of one sample is that sample.
+            "scene_sums": self.scene_sums[self.scene_sizes > 1],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; refuse one whose parts do not match."""
         d, classes = self.statistics.sums.shape[1], len(state["counts"])
         samples, kept = len(state["digests"]), len(state["kept_draws"])
+        # Earlier versions did not know which samples look alike.
+        sizes = state.get("scene_sizes", torch.ones(kept, dtype=torch.int64))
+        several = sizes > 1
+        sums = state.get("scene_sums", torch.zeros(0, d, dtype=torch.float64))
+        state = {**state, "scene_sizes": sizes, "scene_sums": sums}
         for name, shape in {
             "counts": (classes,),
             "sums": (classes, d),
@@ -227,6 +301,8 @@ class StatisticsClassifier:
             "kept_features": (kept, d),
             "kept_classes": (kept,),
             "kept_draws": (kept,),
+            "scene_sizes": (kept,),
+            "scene_sums": (int(several.sum()), d),
         }.items():
             if tuple(state[name].shape) != shape:
                 raise ValueError(f"{name} of the class statistics have another shape")
@@ -236,17 +312,20 @@ class StatisticsClassifier:
                 and not 0 <= int(state[name].min()) <= int(state[name].max()) < classes
             ):
                 raise ValueError("class statistics have samples of unknown classes")
-        products = torch.zeros(d, d, dtype=torch.float64)
-        rows, columns = torch.triu_indices(d, d)
-        products[rows, columns] = state["products"]
-        products[columns, rows] = state["products"]
+        if kept and int(sizes.min()) < 1:
+            raise ValueError("class statistics have scenes without samples")
         self.statistics = ClassStatistics(
-            state["counts"].clone(), state["sums"].clone(), products, int(state["removed"])
+            state["counts"].clone(),
+            state["sums"].clone(),
+            from_upper_half(state["products"].double(), d),
+            int(state["removed"]),
         )
         self.digests, self.classes = state["digests"], state["classes"]
-        self.kept_features, self.kept_classes = state["kept_features"], state["kept_classes"]
-        self.kept_draws = state["kept_draws"]
-        self._fitted = None
+        scene_sums = state["kept_features"].double()
+        scene_sums[several] = sums
+        self._set_kept(
+            state["kept_features"], state["kept_classes"], state["kept_draws"], sizes, scene_sums
+        )
 
 
 def novelty(distances: Tensor) -> Tensor:

@@ -13,7 +13,14 @@ scores of all classes of all tasks cost one product.
 
 How well this classifies new samples can be told from those in the sums: leaving x of class c out
 changes μ_c to (n_c μ_c - x) / (n_c - 1), and Σ by a matrix of rank one, so the scores without it
-follow in closed form, with ρ and N - C as they are.
+follow in closed form, with ρ and N - C as they are. If x looks like others (`data.lookalikes`), its
+whole scene is left out with it. With m samples and mean g, that changes μ_c to (n_c μ_c - m g) /
+(n_c - m), and the scatter by
+
+    m n_c / (n_c - m) (g - μ_c) (g - μ_c)ᵀ + m / (m - 1) (x - g) (x - g)ᵀ                 if m > 1
+
+What stays of the scene is how its other samples differ from each other: their sum does not tell
+that, and it says nothing about x. With two samples nothing stays.
 """
 
 from dataclasses import dataclass
@@ -138,22 +145,39 @@ class LinearDiscriminant:
         own = (x @ self.precision * x).sum(1, keepdim=True)
         return own - 2 * (x @ self.weights.T) + self.squares + self.absent
 
-    def distances_left_out(self, x: Tensor, classes: Tensor) -> Tensor:
+    def distances_left_out(
+        self,
+        x: Tensor,
+        classes: Tensor,
+        scene_sizes: Tensor | None = None,
+        scene_sums: Tensor | None = None,
+    ) -> Tensor:
         """Return the distances of samples in the statistics as if each had been left out of them.
 
-        `classes` are their classes, which must have further samples.
+        `classes` are their classes, which must have further samples. Left out with a sample is its
+        scene, of so many samples of its class with this sum; by default it is alone.
         """
         x, classes = x.detach().cpu().double(), classes.cpu()
-        deviation = x - self.means[classes]
-        count = self.counts[classes].double()[:, None]
-        # Σ' = Σ - a d dᵀ, so Σ'⁻¹ = Σ⁻¹ + b q qᵀ with q = Σ⁻¹ d and b = a / (1 - a dᵀ q).
-        q = deviation @ self.precision
-        own = (deviation * q).sum(1, keepdim=True)
-        a = self.share * count / (count - 1)
-        b = a / (1 - a * own)
-        along = (x * q).sum(1, keepdim=True) - q @ self.means.T
-        distances = self.distances(x) + b * along.square()
-        # The class itself has another mean, too: x is n / (n - 1) times as far from it.
-        return distances.scatter(
-            1, classes[:, None], (count / (count - 1)).square() * (own + b * own.square())
-        )
+        alone = torch.ones(len(x), dtype=torch.int64)
+        m = (alone if scene_sizes is None else scene_sizes).double()[:, None]
+        centre = x if scene_sums is None else scene_sums.double() / m
+        n, own_mean = self.counts[classes].double()[:, None], self.means[classes]
+        inside, outside = x - centre, centre - own_mean
+        # Where u is `inside` or `outside`, Σ' = Σ - a u uᵀ, so Σ'⁻¹ = Σ⁻¹ + b q qᵀ with q = Σ⁻¹ u
+        # and b = a / (1 - a uᵀ q); for the second one Σ is the first one's Σ'.
+        a = self.share * torch.where(m > 1, m / (m - 1).clamp(min=1), 0.0)
+        p = inside @ self.precision
+        b = a / (1 - a * (inside * p).sum(1, keepdim=True))
+        c = self.share * m * n / (n - m)
+        q = outside @ self.precision + b * p * (p * outside).sum(1, keepdim=True)
+        d = c / (1 - c * (outside * q).sum(1, keepdim=True))
+        distances = self.distances(x)
+        for factor, direction in ((b, p), (d, q)):
+            along = (x * direction).sum(1, keepdim=True) - direction @ self.means.T
+            distances += factor * along.square()
+        # The class itself has another mean, too.
+        from_mean = x - own_mean + m / (n - m) * outside
+        own = (from_mean @ self.precision * from_mean).sum(1, keepdim=True)
+        for factor, direction in ((b, p), (d, q)):
+            own += factor * (from_mean * direction).sum(1, keepdim=True).square()
+        return distances.scatter(1, classes[:, None], own)

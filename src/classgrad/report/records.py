@@ -1,4 +1,4 @@
-"""Find records of runs, group them by settings, and label them by what differs."""
+"""Find records of runs, and group them by stream and by settings."""
 
 import json
 import os
@@ -8,8 +8,6 @@ from typing import Any
 
 from classgrad.runs.record import FILE_NAME, RunRecord
 
-# Settings that make runs of different methods hard to compare.
-BUDGET = ("network", "epochs", "train_per_class", "tasks", "held_out")
 OUTPUTS = {".png", ".svg", ".html", ".md", ".csv"}
 
 
@@ -40,13 +38,28 @@ def _files_below(folder: Path) -> Iterator[Path]:
             yield Path(path, FILE_NAME)
 
 
-def grouped(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Group runs that differ only in the seed, in the order of their first records."""
+def streams(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """Group runs by their stream, which is a benchmark with its options."""
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
-        key = key_of(record.benchmark, record.method_name, settings_of(record))
-        groups.setdefault(key, []).append(record)
+        groups.setdefault(stream_key(record), []).append(record)
     return list(groups.values())
+
+
+def stream_key(record: RunRecord) -> str:
+    """Return what is the same for runs on one stream."""
+    return key_of(record.benchmark, stream_options(record))
+
+
+def stream_titles(records: Sequence[RunRecord]) -> list[str]:
+    """Name streams, each by one of its runs: the benchmark, and the options that differ."""
+    titles = []
+    for record in records:
+        options = stream_options(record)
+        others = [stream_options(r) for r in records if r.benchmark == record.benchmark]
+        pairs = [f"{name}={value_text(options[name])}" for name in differing(options, others)]
+        titles.append(", ".join([stream_name(record), *pairs]))
+    return titles
 
 
 def stream_name(record: RunRecord) -> str:
@@ -61,6 +74,24 @@ def stream_options(record: RunRecord) -> dict[str, Any]:
     return {n: v for n, v in options.items() if not (n == "held_out" and v is None)}
 
 
+def grouped(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """Group runs that differ only in the seed, in the order of their first records."""
+    groups: dict[str, list[RunRecord]] = {}
+    for record, settings in zip(records, settings_of_all(records), strict=True):
+        key = key_of(record.benchmark, record.method_name, settings)
+        groups.setdefault(key, []).append(record)
+    return list(groups.values())
+
+
+def one_per_seed(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return one run for each seed, a complete one if there is any, in the order of seeds."""
+    runs: dict[int, RunRecord] = {}
+    for record in records:
+        if record.seed not in runs or (record.complete and not runs[record.seed].complete):
+            runs[record.seed] = record
+    return [runs[seed] for seed in sorted(runs)]
+
+
 def key_of(*values: object) -> str:
     """Return a string that is the same for equal values, whatever the order of keys in dicts.
 
@@ -70,56 +101,81 @@ def key_of(*values: object) -> str:
     return json.dumps(values, sort_keys=True, default=str)
 
 
-def settings_of(record: RunRecord) -> dict[str, Any]:
-    """Return all settings of a run except the seed."""
+def settings_of_all(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """Return all settings of each run except the seed.
+
+    Versions of classgrad have different settings. Where records of one kind do not have the same,
+    they are completed: with those that were in effect when they were made, by present names.
+    """
+    plain = [_settings(record) for record in records]
+    names: dict[tuple[str, ...], set[frozenset[str]]] = {}
+    for record, settings in zip(records, plain, strict=True):
+        kind = record.benchmark, record.network, record.method_name
+        names.setdefault(kind, set()).add(frozenset(settings))
+    if all(len(different) == 1 for different in names.values()):
+        return plain
+    return [_in_effect(record) for record in records]
+
+
+def _settings(record: RunRecord) -> dict[str, Any]:
     parts = (record.method, record.training, record.network_options, stream_options(record))
     merged = {name: value for part in parts for name, value in part.items()}
     return {"network": record.network, **merged}
 
 
-def label(record: RunRecord, records: Sequence[RunRecord]) -> str:
-    """Name a run by its method, and by settings in which it differs from others on the stream.
+def _in_effect(record: RunRecord) -> dict[str, Any]:
+    from classgrad import defaults  # PyTorch comes with it, and is seldom needed
+    from classgrad.runs.spec import identity, settings_types
 
-    These are all settings in which the method's own runs differ, and of other methods' runs what
-    makes them hard to compare (`BUDGET`), unless most runs have the same.
+    values = record.settings()
+    changed = identity(values, version=1)
+    result: dict[str, Any] = {"network": record.network, "name": record.method_name}
+    for part, (key, kind) in settings_types(values).items():
+        first = kind.migrate(defaults.split_unsupported(kind, defaults.of(key, 1))[0])
+        result |= {**defaults.class_defaults(kind), **first, **changed[part]}
+    return result
+
+
+UNSET = object()  # the value of a setting that a run does not have
+LONGEST = 16  # characters of a value in a name
+
+
+def value_text(value: Any) -> str:
+    """Return the value of a setting for a name, shortened if it is long.
+
+    >>> value_text(None), value_text(False), value_text(1e-05), value_text("a" * 9 + "b" * 9)
+    ('none', 'false', '1e-05', 'aaaaaaa…bbbbbbb')
+    >>> value_text({"conv1": 24, "conv2": 100, "fc*": 125})
+    '24–125'
     """
-    of_stream = [other for other in records if other.benchmark == record.benchmark]
-    same_method = [
-        settings_of(other) for other in of_stream if other.method_name == record.method_name
-    ]
-    settings = settings_of(record)
-    names = differing(settings, same_method)
-    everybody = [settings_of(other) for other in of_stream]
-    for name in BUDGET:
-        equal = sum(other.get(name) == settings.get(name) for other in everybody)
-        if name in settings and name not in names and 2 * equal <= len(everybody) > equal:
-            names.append(name)
-    return " ".join([record.method_name, *(f"{name}={settings[name]}" for name in names)])
-
-
-def labels(records: Sequence[RunRecord]) -> list[str]:
-    """Name each run; runs of one seed and stream that cannot be told apart are numbered."""
-    names: list[str] = []
-    counts: dict[str, int] = {}
-    for record in records:
-        name = label(record, records)
-        key = key_of(name, stream_name(record), record.seed)
-        counts[key] = counts.get(key, 0) + 1
-        names.append(name if counts[key] == 1 else f"{name} ({counts[key]})")
-    return names
+    if value is UNSET:
+        return "unset"
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        numbers = list(value.values())
+        if not numbers or not all(isinstance(number, int | float) for number in numbers):
+            return f"{len(value)} values"
+        low, high = min(numbers), max(numbers)
+        return value_text(low) if low == high else f"{value_text(low)}–{value_text(high)}"
+    text = ",".join(map(value_text, value)) if isinstance(value, list | tuple) else str(value)
+    half = (LONGEST - 1) // 2
+    return text if len(text) <= LONGEST else f"{text[:half]}…{text[-half:]}"
 
 
 def differing(settings: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of settings that have another value in some of the others.
+    """Return the names of settings that have another value in some of the others, or none there.
 
-    >>> differing({"a": 1, "b": 2}, [{"a": 1, "b": 3}])
-    ['b']
+    >>> differing({"a": 1, "b": 2, "c": None}, [{"a": 1, "b": 3}])
+    ['b', 'c']
     """
     others = list(others)
     return [
         name
         for name, value in settings.items()
-        if any(other.get(name) != value for other in others)
+        if any(name not in other or other[name] != value for other in others)
     ]
 
 
@@ -129,6 +185,6 @@ def has_statistics(records: Iterable[RunRecord]) -> bool:
 
 
 def has_grown(records: Iterable[RunRecord]) -> bool:
-    """Tell whether the network of any run has grown or shrunk."""
+    """Tell whether the network of any run has grown or shrunk, by more than small parts of it."""
     known = [record.capacity for record in records if record.capacity is not None]
-    return any(round(capacity) != 100 for capacity in known)
+    return any(abs(capacity - 100) >= 5 for capacity in known)

@@ -3,7 +3,7 @@
 import errno
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,14 +12,18 @@ from typing import Any
 
 from classgrad.checkpoints.lock import in_use
 from classgrad.errors import UserError
+from classgrad.report.lines import ExperimentLine
+from classgrad.report.names import names
 from classgrad.report.page import Live, page, waiting_page
-from classgrad.report.page.summary import PublishedLine, refuse_huge
-from classgrad.report.records import label, record_files, stream_name
+from classgrad.report.page.summary import refuse_huge
+from classgrad.report.records import record_files, stream_name
 from classgrad.runs.record import RunRecord
 
 HOST = "127.0.0.1"  # not reachable from other machines
 PORT, TRIES = 8123, 20
 NAMES = ("localhost", HOST)
+# Returns the lines of experiments that some runs can be of.
+LinesOf = Callable[[Sequence[RunRecord]], Sequence[ExperimentLine]]
 
 
 class WatchedRuns:
@@ -28,9 +32,9 @@ class WatchedRuns:
     Folders need not exist yet, and records may be damaged.
     """
 
-    def __init__(self, runs: Sequence[Path], published: Sequence[PublishedLine] = ()) -> None:
+    def __init__(self, runs: Sequence[Path], lines_of: LinesOf = lambda records: []) -> None:
         self.runs = list(runs)
-        self.published = published
+        self.lines_of = lines_of
         self.lock = Lock()  # for two tabs that ask at once the page is made once
         self.cached = "", ""  # version and page
 
@@ -69,16 +73,17 @@ class WatchedRuns:
                 cut_short.append(not in_use(file.parent))
             except UserError as error:
                 notes.append(f"Left out: {error}")
+        lines = self.lines_of(records)
         unfinished = [
-            f"{label(record, records)} on {stream_name(record)}, seed {record.seed}: "
+            f"{name} on {stream_name(record)}, seed {record.seed}: "
             f"{len(record.accuracy_matrix)} of {len(record.tasks)} tasks learnt"
             + (", cut short: repeat its command to resume it" if cut else "")
-            for record, cut in zip(records, cut_short, strict=True)
+            for name, record, cut in zip(names(records, lines), records, cut_short, strict=True)
             if not record.complete
         ]
         live = Live(version, [*unfinished, *notes])
         begun = [record for record in records if record.accuracy_matrix]
-        return page(begun, published=self.published, live=live) if begun else waiting_page(live)
+        return page(begun, published=lines, live=live) if begun else waiting_page(live)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -1,8 +1,12 @@
 """Numbers, sizes and durations as text, Markdown tables of them, and a progress bar."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
+
+from classgrad.training.log import EPOCH_INTERVAL, seconds_left, time_left
+from classgrad.training.log import duration as duration  # the library's log has it, too
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +20,11 @@ def bar(console: "Console", title: str, *, transient: bool = False) -> "Iterator
     """Show a progress bar; yield a function that moves it, given the share done and a label.
 
     If the block ends without an error, the bar stays and is full, or vanishes if it is `transient`.
+    Where the console is no terminal there are lines, if it takes long and is not `transient`.
     """
+    if not console.is_interactive:
+        yield _stay if transient else lines_for(title, console)
+        return
     from rich.progress import (
         BarColumn,
         Progress,
@@ -33,8 +41,7 @@ def bar(console: "Console", title: str, *, transient: bool = False) -> "Iterator
         TextColumn("left"),
         TimeRemainingColumn(),
     ]
-    hidden = transient and not console.is_terminal
-    with Progress(*columns, console=console, transient=transient, disable=hidden) as progress:
+    with Progress(*columns, console=console, transient=transient) as progress:
         line = progress.add_task(title, total=1.0, where="")
 
         def move(done: float, where: str) -> None:
@@ -42,6 +49,34 @@ def bar(console: "Console", title: str, *, transient: bool = False) -> "Iterator
 
         yield move
         progress.update(line, completed=1.0)
+
+
+def _stay(done: float, where: str) -> None:
+    """Show nothing."""
+
+
+def lines_for(title: str, console: "Console") -> Move:
+    """Return a function that is called as that of a bar, and prints a line every ten seconds."""
+    started = last = time.monotonic()
+
+    def move(done: float, where: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= EPOCH_INTERVAL:
+            last = now
+            left = time_left(seconds_left(now - started, done))
+            print_line(console, f"{title}: {where}{left}")
+
+    return move
+
+
+def print_line(console: "Console", line: str) -> None:
+    """Print a line at once, whole; on a terminal above the bar. One that nobody reads is lost."""
+    if console.is_interactive:
+        console.print(line, soft_wrap=True)
+    elif not console.quiet:
+        with suppress(OSError, UnicodeError):
+            print(line, file=console.file, flush=True)
 
 
 def number(value: float | None, signed: bool = False) -> str:
@@ -65,27 +100,6 @@ def size(count: int) -> str:
         if count >= divisor:
             return f"{count / divisor:.1f} {unit}"
     return f"{count} B"
-
-
-def duration(seconds: float) -> str:
-    """Return a number of seconds in a readable unit.
-
-    >>> duration(0.25), duration(42), duration(2063), duration(9000), duration(130_000)
-    ('0.2 s', '42.0 s', '34.4 min', '2.5 h', '1.5 d')
-    """
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.1f} s"
-
-
-def counted(count: int, word: str) -> str:
-    """Return a number with a noun, in the plural unless it is one.
-
-    >>> counted(1, "task"), counted(5, "task")
-    ('1 task', '5 tasks')
-    """
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -22,6 +22,11 @@ def refuse_missing() -> None:
         )
 
 
+def has_curves(folder: Path) -> bool:
+    """Tell whether the folder of a run has curves."""
+    return (folder / FOLDER).is_dir()
+
+
 class Events:
     """Writes the curves of a run that has taken `steps` steps so far.
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import from_json
 
 from classgrad.errors import UserError, shown
-from classgrad.files import put_in_place
+from classgrad.files import write_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,6 +96,45 @@ class ClassResult(Part):
     forgetting: list[float | None]
 
 
+class Curve(Part):
+    """How long a task was trained, and the mean training loss of each epoch.
+
+    `valid` and `valid_accuracy` are measured only where training depends on them. Where a method
+    trains a task in several rounds, `rounds` has the epochs of each. A loss is None in a state that
+    an earlier version saved.
+    """
+
+    epochs: Count
+    rounds: list[Count] = Field(default_factory=list)
+    train: list[float | None] = Field(default_factory=list)
+    valid: list[float | None] = Field(default_factory=list)
+    valid_accuracy: list[float | None] = Field(default_factory=list)
+
+
+class WithinTask(Part):
+    """Accuracy on some test images of each earlier task within a task, after some of its steps.
+
+    A row for each step, a column for each earlier task. Step 0 is before the first one.
+    """
+
+    steps: list[Count] = Field(default_factory=list)
+    accuracy: list[list[float]] = Field(default_factory=list)
+
+
+class HeldEnergy(Part):
+    """The share of each class's energy that a layer's projection removes, for some images.
+
+    Classes are in the order they were learnt; `learnt` is after their own task, `final` after the
+    last one. None where a class has no image or no energy, or was not measured.
+    """
+
+    layer: str
+    learnt_train: list[float | None] = Field(default_factory=list)
+    learnt_test: list[float | None] = Field(default_factory=list)
+    final_train: list[float | None] = Field(default_factory=list)
+    final_test: list[float | None] = Field(default_factory=list)
+
+
 class NewerRecord(UserError):
     """A record that a newer version of classgrad wrote."""
 
@@ -123,6 +162,7 @@ class RunRecord(Part):
     data_notes: list[str] = Field(default_factory=list)
     data: str = ""  # digest of all images and labels; empty in older records
     method: dict[str, Any]
+    method_source: str | None = None  # MODULE:NAME of the class, if it is the user's own
     network: str
     network_options: dict[str, Any]
     recipe: str
@@ -142,16 +182,26 @@ class RunRecord(Part):
     backward_transfer: float | None = None
     forgetting: float | None = None
     forward_transfer: float | None = None
+    average_incremental_accuracy: float | None = None  # mean of ACC after every task
+    accuracy_when_learnt: float | None = None
+    lowest_accuracy: float | None = None  # of a task after it was learnt, mean over tasks
+    within_tasks: list[WithinTask] = Field(default_factory=list)
+    curves: list[Curve] = Field(default_factory=list)  # of each task
     classes: list[ClassResult] = Field(default_factory=list)
     layers: list[Layer] = Field(default_factory=list)
+    held: list[HeldEnergy] = Field(default_factory=list)
     seconds: Seconds = Field(default_factory=Seconds)
-    memory_bytes: Count = 0
+    memory_bytes: Count = 0  # kept between tasks besides the network
+    network_bytes: Count = 0  # parameters and buffers of the network; 0 in older records
     parameters: Count = 0
     capacity: float | None = None  # stored parameters, per cent of the base network's with heads
     versions: dict[str, str] = Field(default_factory=dict)
+    # Of the package, or its version; several if the run was resumed with other code.
+    commits: list[str] = Field(default_factory=list)
     device: str = "cpu"  # where the last task was learnt
     precision: str = "float32"  # in which the trunk multiplied
     processes: Count = 1  # how many learnt the last task
+    threads: Count | None = None  # of each process then
     complete: bool = False
 
     @model_validator(mode="after")
@@ -185,14 +235,12 @@ class RunRecord(Part):
 
     def to_json(self) -> str:
         """Return the record as JSON."""
-        return json.dumps(self.model_dump(), indent=1, allow_nan=False) + "\n"
+        return json_lines(self.model_dump()) + "\n"
 
     def save(self, folder: Path) -> Path:
         """Write the record into a folder, atomically; return its path."""
         path = folder / FILE_NAME
-        part = path.with_suffix(".part")
-        part.write_text(self.to_json(), encoding="utf-8")
-        put_in_place(part, path)
+        write_text(path, self.to_json())
         return path
 
     @classmethod
@@ -221,6 +269,28 @@ class RunRecord(Part):
             place = ".".join(str(part) for part in first["loc"]) or "the file"
             what = f"{place}: {first['msg'].removeprefix('Value error, ')}"
             raise UserError(f"'{file}' is not a record: {shown(what)}") from None
+
+
+def json_lines(value: Any, depth: int = 0) -> str:
+    """Return a value as JSON, indented by one; a list of plain values takes one line.
+
+    >>> print(json_lines({"a": [1.5, None], "b": {}}))
+    {
+     "a": [1.5, null],
+     "b": {}
+    }
+    """
+    nested = isinstance(value, list) and any(isinstance(item, list | dict) for item in value)
+    if not value or not (nested or isinstance(value, dict)):
+        return json.dumps(value, allow_nan=False)
+    if isinstance(value, dict):
+        named = value.items()
+        items = [f"{json.dumps(str(n))}: {json_lines(item, depth + 1)}" for n, item in named]
+    else:
+        items = [json_lines(item, depth + 1) for item in value]
+    start, end = "[]" if nested else "{}"
+    inside = "\n" + " " * (depth + 1)
+    return start + inside + f",{inside}".join(items) + "\n" + " " * depth + end
 
 
 def versions() -> dict[str, str]:

@@ -1,27 +1,27 @@
 """A run: learn the tasks of a stream one after another, measure after each, keep a record."""
 
 import glob
+import logging
 import math
-import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from classgrad import benchmarks, devices, networks
 from classgrad.benchmarks.base import renormalise
-from classgrad.checkpoints import CheckpointManager, Lock
+from classgrad.checkpoints import CheckpointManager
 from classgrad.checkpoints.errors import raising_bad_checkpoint
-from classgrad.checkpoints.manager import FOLDER
-from classgrad.distributed import env_count, restart_count, world
+from classgrad.checkpoints.lock import lock_above
+from classgrad.checkpoints.manager import FOLDER, ONE_FOLDER, locking
+from classgrad.distributed import process_device, restart_count, world
 from classgrad.errors import UserError, shown
-from classgrad.methods import METHODS
+from classgrad.methods import METHODS, own
 from classgrad.methods.base import Method
 from classgrad.methods.saved_state import refuse_stateless
 from classgrad.networks import frozen
@@ -36,15 +36,21 @@ from classgrad.prediction.accuracy import (
     evaluate_task_free,
 )
 from classgrad.prediction.statistics import ClassStatistics
-from classgrad.runs.events import Events
+from classgrad.runs import kept, stability
+from classgrad.runs.commit import package_commit
+from classgrad.runs.events import Events, has_curves
+from classgrad.runs.held import add_held, held_of
+from classgrad.runs.kept import Keep, Result
 from classgrad.runs.record import (
     FILE_NAME,
     SCHEMA_VERSION,
     ClassResult,
+    Curve,
     Layer,
     NewerRecord,
     RunRecord,
     Seconds,
+    WithinTask,
     rows,
     versions,
 )
@@ -52,20 +58,48 @@ from classgrad.runs.spec import Plan, identity, make_plan
 from classgrad.tasks import Split, Task, TaskStream
 from classgrad.training import metrics
 from classgrad.training.config import Training
-from classgrad.training.loop import LossNotFinite, Observer, Progress
+from classgrad.training.log import TrainingLog, note
+from classgrad.training.loop import LossNotFinite, Observer, Progress, SampleNotFinite
 from classgrad.training.session import Session
 
-ONE_FOLDER = "give a folder for results that all of them see"
-FILE_TIMEOUT = 60.0  # seconds until a file of one process is visible to others
 # Names of accuracies in saved states, and in `Score`.
 SAVED_SCORES = {"given": "task_known", "confident": "by_confidence", "nearest": "by_prototype"}
 
 
-class Tell(Protocol):
-    """Tells the user something."""
+@overload
+def run(
+    benchmark: str | TaskStream = "permuted-digits",
+    method: str | Method = "cgp",
+    *,
+    network: str | nn.Module | Callable[[], nn.Module] | None = None,
+    training: Training | None = None,
+    recipe: str = "fast",
+    seed: int = 1,
+    values: Mapping[str, Any] | None = None,
+    data_dir: Path | str | None = None,
+    out: Path | str | None = None,
+    observer: Observer | None = None,
+    device: torch.device | str = "cpu",
+    keep: None = None,
+) -> RunRecord: ...
 
-    def __call__(self, line: str, hint: str | None = None) -> None:
-        """Print a line; `hint` is for the command line, as in `UserError`."""
+
+@overload
+def run(
+    benchmark: str | TaskStream = "permuted-digits",
+    method: str | Method = "cgp",
+    *,
+    network: str | nn.Module | Callable[[], nn.Module] | None = None,
+    training: Training | None = None,
+    recipe: str = "fast",
+    seed: int = 1,
+    values: Mapping[str, Any] | None = None,
+    data_dir: Path | str | None = None,
+    out: Path | str | None = None,
+    observer: Observer | None = None,
+    device: torch.device | str = "cpu",
+    keep: Keep,
+) -> Result: ...
 
 
 def run(
@@ -81,7 +115,8 @@ def run(
     out: Path | str | None = None,
     observer: Observer | None = None,
     device: torch.device | str = "cpu",
-) -> RunRecord:
+    keep: Keep | None = None,
+) -> RunRecord | Result:
     """Learn a stream of tasks with a method and return the record.
 
     Names are looked up in the tables, and their settings come from the recipe and from `values`.
@@ -89,7 +124,12 @@ def run(
     defaults. A network of your own is a trunk from inputs to (n, embedding), or a function that
     makes one; it is copied. With `out` the record and the state are also written to a new folder
     inside it; the same call again resumes a run that was cut short, and returns the record of one
-    that was finished. A run can be resumed on any `device`.
+    that was finished. A run can be resumed on any `device`. The logger `classgrad` of Python's
+    `logging` has a line for each task, and for epochs of long ones.
+
+    With `keep` the network and the method are returned with the record, and with `out` they are
+    also written beside it: those at the end, "last", or those after every task, "task". `load_run`
+    loads them.
     """
     plan = make_plan(
         benchmark,
@@ -101,9 +141,10 @@ def run(
         values=values,
     )
     stream = benchmark if isinstance(benchmark, TaskStream) else load_stream(plan, data_dir)
-    if out is None:
-        return Run(plan, stream, device=device).execute(observer)
-    return Run(plan, stream, run_folder(out, plan), device=device).resume(observer)
+    folder = None if out is None else run_folder(out, plan)
+    running = Run(plan, stream, folder, device=device, keep=keep)
+    record = running.execute(observer) if folder is None else running.resume(observer)
+    return record if keep is None else running.result(len(stream))
 
 
 def load_stream(plan: Plan, data_dir: Path | str | None = None) -> TaskStream:
@@ -168,7 +209,8 @@ class Run:
     """A session with a stream and a record.
 
     With a folder the state is saved there, and a run that was cut short is resumed from it; with
-    `tensorboard` curves are written there too.
+    `tensorboard` curves are written there too, and with `keep` what was learnt. `restored` is for a
+    run that only loads what another one has kept, see `networks.build`.
     """
 
     def __init__(
@@ -180,7 +222,14 @@ class Run:
         *,
         device: torch.device | str = "cpu",
         tensorboard: bool = False,
+        keep: str | None = None,
+        restored: bool = False,
     ) -> None:
+        if keep not in (None, "last", "task"):
+            raise UserError(f"keep takes last or task (got {shown(repr(keep))})")
+        if keep == "task" and folder is None:
+            raise UserError("to keep what was learnt after every task, give a folder for results")
+        self.keep, self.restored = keep, restored
         self.device = process_device(device)
         self.stream, self.folder = for_network(stream, plan.network).to(self.device), folder
         if folder is not None:
@@ -196,6 +245,7 @@ class Run:
     def _begin(self, plan: Plan) -> None:
         """Set up a run of this plan that has learnt nothing yet."""
         self.plan = plan
+        self.log = TrainingLog(plan.method.name, len(self.stream))
         refuse_several_processes(plan, self.stream)
         precision = devices.resolve_precision(plan.training.precision, self.device)
         if world().size > 1:
@@ -212,7 +262,7 @@ class Run:
         if plan.trunk is not None:
             net = networks.build_own(plan.trunk, shape, plan.seed, **options)
         else:
-            net = networks.build(plan.network, shape, plan.seed, **options)
+            net = networks.build(plan.network, shape, plan.seed, restored=self.restored, **options)
         self.trunk_size = sum(p.numel() for p in net.trunk.parameters())
         self.embedding = net.embedding
         self.session = Session(
@@ -239,6 +289,7 @@ class Run:
         self.untrained: list[float] = []
         self.record = RunRecord(
             **plan.as_dict(),
+            method_source=own.source(type(plan.method)),
             tasks=[task.name for task in self.stream],
             data_notes=list(self.stream.notes),
             precision=precision,
@@ -261,27 +312,25 @@ class Run:
         """A digest of the data."""
         return self.stream.fingerprint()
 
-    def resume(
-        self,
-        observer: Observer | None = None,
-        *,
-        tell: Tell = lambda line, hint=None: None,
-        locked: bool = False,
-    ) -> RunRecord:
+    def resume(self, observer: Observer | None = None, *, locked: bool = False) -> RunRecord:
         """Learn the remaining tasks, and save the state in the folder; return the record.
 
-        The record of a finished run is returned as it is. `tell` is called with a line for
-        everything a user should know, and sometimes a hint, as errors have them. `locked` means
-        that another process, which waits for this one, has locked the folder.
+        The record of a finished run is returned as it is. `locked` means that another process,
+        which waits for this one, has locked the folder.
         """
         assert self.folder is not None
         assert self.checkpoints is not None
         with nullcontext() if locked else locking(self.folder):
-            finished = self._finished_record(tell)
+            finished = self._finished_record()
             seen = {f"whether '{self.folder}' holds a record": bool(finished)}
             world().refuse_differences(seen, ONE_FOLDER)
             if finished:
-                tell(f"{self.method.name}: finished before", "fresh")
+                if self.keep:
+                    kept.refuse_missing(self.folder, self.kept_tasks(len(self.stream)))
+                    self.load_kept(len(self.stream), finished)
+                curves = self.tensorboard and not has_curves(self.folder)
+                more = ", so no curves are written" if curves else ""
+                note(f"finished before{more}", title=self.log.title, hint="fresh")
                 self.checkpoints.clear()  # a run killed right at its end leaves some
                 return finished
             loaded = self.checkpoints.load()
@@ -289,19 +338,27 @@ class Run:
             world().refuse_differences({f"checkpoints in '{self.folder}'": counter}, ONE_FOLDER)
             if loaded:
                 for warning in loaded.warnings:
-                    tell(f"{warning}; resuming from the one before")
+                    self._warn(f"{warning}; resuming from the one before")
                 with raising_bad_checkpoint(f"the state in '{self.folder}'"):
                     self.load_state_dict(loaded.state)
-                tell(f"{self.method.name}: resuming with task {len(self.scores) + 1}")
+                kept.refuse_missing(self.folder, self.kept_tasks(len(self.scores)))
+                note(f"resuming with task {len(self.scores) + 1}", title=self.log.title)
             record = self.execute(observer)
             self.checkpoints.clear()
             return record
+
+    def _warn(self, text: str) -> None:
+        note(text, title=self.log.title, level=logging.WARNING)
 
     def execute(self, observer: Observer | None = None) -> RunRecord:
         """Learn the remaining tasks; return the record."""
         self.observer = observer
         self.record.data = self.fingerprint
         self.record.device, self.record.processes = str(self.device), world().size
+        self.record.threads = torch.get_num_threads()
+        if package_commit() not in self.record.commits:
+            self.record.commits.append(package_commit())
+        self._update_log()
         if self.tensorboard and world().is_main_process:
             assert self.folder is not None
             self.events = Events(self.folder, self.steps)
@@ -315,6 +372,9 @@ class Run:
                 self.add_frozen_outputs(self.stream[number])
                 self.learn(number)
                 self.record.complete = number == len(self.stream) - 1
+                if self.folder is not None and number + 1 in self.kept_tasks(number + 1):
+                    learnt = self.session.state_dict()
+                    world().on_main_process(partial(kept.write, self.folder, number + 1, learnt))
                 # Before anything is saved, because a method may refuse an incomplete state.
                 saving = self.checkpoints is not None and not self.record.complete
                 state = self.state_dict() if saving else {}
@@ -323,7 +383,7 @@ class Run:
                     self.events.task(self.steps, self.record)
                 if saving and self.checkpoints:
                     self.checkpoints.save(state)
-        except LossNotFinite:
+        except (LossNotFinite, SampleNotFinite):
             self.save_record()
             raise
         finally:
@@ -333,13 +393,39 @@ class Run:
                 self.events.close()
         return self.record
 
+    def kept_tasks(self, learnt: int) -> Sequence[int]:
+        """Return after which of the tasks learnt so far what they have left is kept."""
+        count = len(self.stream)
+        if self.keep == "task" and not self.method.joint:
+            return range(1, learnt + 1)
+        return [count] if self.keep and learnt == count else []
+
+    def load_kept(self, tasks: int, record: RunRecord) -> None:
+        """Load what the run with this record has kept, in one that has not started."""
+        assert self.folder is not None
+        self._begin_as(record.settings(), record.data)
+        with raising_bad_checkpoint(f"'{kept.file_after(self.folder, tasks)}'"):
+            state = kept.read(self.folder, tasks)
+            self.session.load_state_dict(state, [task.classes for task in self.stream])
+            self.net.precision = devices.PRECISIONS[record.precision]
+        self.record = record
+
+    def result(self, tasks: int) -> Result:
+        """Return the record with what was learnt."""
+        return Result(self.record, self.net, self.method, self.stream, tasks)
+
     def learn(self, number: int) -> None:
         """Learn one task, and measure all tasks learnt so far."""
         task, session = self.stream[number], self.session
+        self.log.begin_task()
         if not session.unfinished:
             session.add_task(task.classes)
             if self.net.shared_head and not self.method.joint:
                 self.measure_before_learning(number)
+            if self.tests_earlier:
+                self.record.within_tasks.append(WithinTask())
+                if number:
+                    self.test_earlier(number, 0)
         session.learn_task(
             task, observer=self.observe, checkpoints=self.checkpoints, full_state=self.state_dict
         )
@@ -352,7 +438,15 @@ class Run:
             when = self.plan.training.task_free
             task_free = when == "every" or (when == "end" and last)
             self.scores.append(self.measure(measured, task_free))
+            self.measure_held(number, last)
         self.update_record()
+        self._update_log()
+        if last or not self.method.joint:
+            self.log.end_task(number, task.name, (number + 1) / len(self.stream))
+
+    def _update_log(self) -> None:
+        self.log.accuracy = self.record.average_accuracy
+        self.log.transfer = self.record.backward_transfer
 
     def frozen_table(self) -> FrozenOutputs | None:
         """Return an empty table for what frozen layers make of all images, if there is room.
@@ -375,22 +469,35 @@ class Run:
                 self.net.add_frozen_outputs(split, task.transform)
 
     def splits(self, task: Task) -> tuple[Split, ...]:
-        """Return the data of a task that are used: only one schedule looks at validation data."""
-        valid = [task.valid] if self.plan.training.schedule == "plateau" else []
+        """Return the data of a task that are used: few schedules look at validation data."""
+        valid = [task.valid] if self.plan.training.looks_at_validation else []
         return task.train, *valid, self.stream.test(task.id)
 
     def observe(self, at: Progress) -> None:
-        """Count a step of training, and pass it to the events and the observer."""
+        """Count a step of training, and pass it to the log, the events and the observer."""
         self.steps += 1
+        self.log.step(at, self.stream[at.task].name, self.share_done(at))
+        count = self.plan.training.stability
+        if self.tests_earlier and at.task and at.step in stability.steps(at.steps, count):
+            self.test_earlier(at.task, at.step)
         if self.events:
             self.events.step(self.steps, at)
         if self.observer:
             self.observer(at)
 
+    @property
+    def tests_earlier(self) -> bool:
+        """Whether earlier tasks are tested within a task."""
+        return self.plan.training.stability > 0 and not self.method.joint
+
     def share_done(self, at: Progress) -> float:
         """Return the share of the whole run that is done, from 0 to 1."""
         share = at.step / at.steps
         return share if self.method.joint else (at.task + share) / len(self.stream)
+
+    def progress(self, at: Progress) -> dict[str, Any]:
+        """Return the figures of a message on a step."""
+        return self.log.values(at, self.stream[at.task].name, self.share_done(at))
 
     def newly_learnt(self, task: Task, last: bool) -> Sequence[Task]:
         """Return the tasks learnt with this one: itself, or all at the end of a joint method."""
@@ -433,6 +540,44 @@ class Run:
                 task, test = self.stream[number], self.stream.test(number)
                 self.before.append(accuracy(self.net, 0, task, test))
 
+    def measure_held(self, number: int, last: bool) -> None:
+        """Measure the energy held of each class of the newest task; at the end of the run, of all.
+
+        Of training images, and of test images, which no basis was made of.
+        """
+        projector = self.method.gradient_projector()
+        count = self.plan.training.held_images
+        if projector is None or not projector.sites or not count:
+            return
+        known = sum(task.classes for task in self.stream[:number])
+        for task in self.stream if last else [self.stream[number]]:
+            for images, split in (("train", task.train), ("test", self.stream.test(task.id))):
+                shares = held_of(self.net, projector, task, split, count)
+                if task.id == number:
+                    add_held(self.record, f"learnt_{images}", shares, known)
+                if last:
+                    add_held(self.record, f"final_{images}", shares)
+
+    def test_earlier(self, number: int, step: int) -> None:
+        """Test the tasks before one within it, after some of its steps."""
+        with self.session.clock.phase("evaluate"):
+            accuracies = stability.test_earlier(self.net, self.stream, number)
+        within = self.record.within_tasks[-1]
+        within.steps.append(step)
+        within.accuracy.append(accuracies)
+
+    def curve(self) -> Curve:
+        """Return the losses of the newest task."""
+        fits = self.session.curves
+        rounds = [len(one.train) for one in fits]
+        return Curve(
+            epochs=sum(rounds),
+            rounds=rounds if len(rounds) > 1 else [],
+            train=[figure(value) for one in fits for value in one.train],
+            valid=[figure(value) for one in fits for value in one.valid],
+            valid_accuracy=[figure(value) for one in fits for value in one.valid_accuracy],
+        )
+
     def update_record(self) -> None:
         """Update the record with what was measured."""
         record = self.record
@@ -441,6 +586,13 @@ class Run:
         record.average_accuracy = metrics.average_accuracy(task_known)
         record.backward_transfer = metrics.backward_transfer(task_known)
         record.forgetting = metrics.forgetting(task_known)
+        record.average_incremental_accuracy = metrics.average_incremental_accuracy(task_known)
+        record.accuracy_when_learnt = metrics.accuracy_when_learnt(task_known)
+        record.lowest_accuracy = metrics.lowest_accuracy(
+            task_known, stability.lowest(record.within_tasks, task_known)
+        )
+        unknown = [Curve(epochs=0)] * (len(self.scores) - 1 - len(record.curves))
+        record.curves += [*unknown, self.curve()]
         record.forward_transfer = metrics.forward_transfer(
             self.before, self.untrained[: len(self.before)]
         )
@@ -458,6 +610,8 @@ class Run:
             )
         record.classes = self.class_results()
         record.memory_bytes = self.method.memory_bytes()
+        kept = {*self.net.parameters(), *self.net.buffers()}
+        record.network_bytes = sum(tensor.nbytes for tensor in kept)
         record.parameters = sum(p.numel() for p in self.net.parameters())
         stored = self.method.stored_parameters(self.net)
         record.capacity = 100 * stored / self.base_parameters()
@@ -536,11 +690,7 @@ class Run:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state, with its settings, in a run that has not started."""
-        self._refuse_others(state["plan"], state["data"])
-        saved = Plan.from_dict(state["plan"], type(self.plan.method))
-        saved = replace(saved, trunk=self.plan.trunk, weights=self.plan.weights)
-        if saved.as_dict() != self.plan.as_dict():
-            self._begin(saved)
+        self._begin_as(state["plan"], state["data"])
         session = self.session
         session.load_state_dict(state, [task.classes for task in self.stream])
         session.prototypes = ClassPrototypes(**devices.to_device(state["judge"], self.device))
@@ -560,7 +710,18 @@ class Run:
         self.net.precision = devices.PRECISIONS[self.record.precision]  # not that of this machine
         session.clock.seconds = self.record.seconds.model_dump()
 
-    def _finished_record(self, tell: Tell) -> RunRecord | None:
+    def _begin_as(self, values: Mapping[str, Any], data: str) -> None:
+        """Set up the run again with the settings it was saved with, if they differ from the plan.
+
+        Those of another run, or other data, are refused.
+        """
+        self._refuse_others(values, data)
+        saved = Plan.from_dict(values, type(self.plan.method))
+        saved = replace(saved, trunk=self.plan.trunk, weights=self.plan.weights)
+        if saved.as_dict() != self.plan.as_dict():
+            self._begin(saved)
+
+    def _finished_record(self) -> RunRecord | None:
         """Return the record in the folder, if it is complete."""
         assert self.folder is not None
         if not (self.folder / FILE_NAME).exists():
@@ -570,7 +731,7 @@ class Run:
         except NewerRecord:
             raise
         except UserError as error:
-            tell(f"{error}; it will be replaced")
+            self._warn(f"{error}; it will be replaced")
             return None
         self._refuse_others(record.settings(), record.data)
         return record if record.complete else None
@@ -603,6 +764,11 @@ class Run:
             world().on_main_process(partial(write, self.record, self.folder))
 
 
+def figure(value: float | None) -> float | None:
+    """Return a figure of a curve with six digits; None if it is not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+
+
 def nested_differences(
     there: Mapping[str, Any], here: Mapping[str, Any], name: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
@@ -616,7 +782,9 @@ def nested_differences(
 
 
 def write(record: RunRecord, folder: Path) -> None:
-    """Write a record, and make its folder."""
+    """Write a record, and make its folder, unless this process has lost the lock it had on it."""
+    if (lock := lock_above(folder / FILE_NAME)) is not None:
+        lock.refuse_lost()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         record.save(folder)
@@ -638,6 +806,7 @@ def remove_runs(folders: Iterable[Path]) -> None:
             locks.enter_context(locking(folder))
         for folder in folders:
             world().on_main_process(partial(_unlink, folder / FILE_NAME))
+            world().on_main_process(partial(kept.remove, folder))
             CheckpointManager(folder).clear()
 
 
@@ -648,50 +817,7 @@ def _unlink(path: Path) -> None:
         raise UserError(f"cannot start again in '{path.parent}': {error.strerror}") from None
 
 
-@contextmanager
-def locking(folder: Path) -> Iterator[None]:
-    """Lock a folder while the block runs; the main process does it for all."""
-    lock = Lock(folder)
-    world().on_main_process(lock.__enter__)
-    try:
-        if world().size > 1:
-            visible = {f"whether they see '{folder}'": wait_for_file(lock.path)}
-            world().refuse_differences(visible, ONE_FOLDER)
-        yield
-    finally:
-        lock.release()
-
-
-def wait_for_file(path: Path) -> bool:
-    """Tell whether a file exists; wait, because a network filesystem may show it late."""
-    end = time.monotonic() + FILE_TIMEOUT
-    while True:
-        with suppress(OSError):
-            if path.name in os.listdir(path.parent):  # not cached, as a lookup of the name may be
-                return True
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.1)
-
-
 # Several processes.
-
-
-def process_device(name: torch.device | str) -> torch.device:
-    """Return the device of this name; with several processes, each gets its own GPU."""
-    device = devices.resolve_device(name)
-    if world().size == 1 or device.type == "cpu":
-        return device
-    if device.type != "cuda" or device.index is not None:
-        raise UserError(
-            f"device '{name}' is for one process: give cpu, or cuda for one GPU per process"
-        )
-    local, count = env_count("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
-    if local > count:
-        raise UserError(f"{local} processes for {count} GPUs on this machine: start one per GPU")
-    own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(own)
-    return own
 
 
 def refuse_several_processes(plan: Plan, stream: TaskStream) -> None:

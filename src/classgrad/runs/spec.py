@@ -14,6 +14,7 @@ from torch import nn
 from classgrad import benchmarks, defaults, methods, networks
 from classgrad.benchmarks.folder import FolderOptions
 from classgrad.errors import UserError, unknown
+from classgrad.methods import own
 from classgrad.methods.base import Method
 from classgrad.networks.network import preserved_rng
 from classgrad.networks.trunk import HeadSettings, WeightSettings
@@ -212,7 +213,7 @@ def make_plan(
         user_options = None
     else:
         title, stream_options, user_options = benchmark.name, NoOptions, benchmark.options
-    kind = methods.kind(method) if isinstance(method, str) else type(method)
+    kind = own.find(method) if isinstance(method, str) else type(method)
     loaded_recipe = recipes.load(recipe)
     recipe_network = loaded_recipe.network_for(title)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -223,7 +224,10 @@ def make_plan(
     if trunk is not None:
         name = networks.own_name(trunk)
     elif name is None:
-        raise UserError(f"recipe '{recipe}' names no network for '{title}': give one")
+        raise UserError(
+            f"recipe '{recipe}' names no network for '{title}': give one, or let the recipe "
+            "inherit one"
+        )
     elif name not in networks.NETWORKS:
         raise unknown("network", name, networks.NETWORKS)
     else:
@@ -234,12 +238,12 @@ def make_plan(
         "network_options": options,
         "benchmark_options": stream_options,
     }
-    filled = {part: loaded_recipe.values(part, title, kind.name) for part in parts}
-    if name != recipe_network:  # its options, and values by layer name, are for another network
-        filled["network_options"] = {}
-        filled["method"] = {n: v for n, v in filled["method"].items() if not isinstance(v, dict)}
+    filled = {
+        part: loaded_recipe.values(part, title, kind.name, settings, name)
+        for part, settings in parts.items()
+    }
     if isinstance(method, Method):
-        filled["method"] = {**kind.by_name(filled["method"]), **method.given()}
+        filled["method"] = kind.combined(kind.by_name(filled["method"]), method.given())
     if training is not None:
         filled["training"] = {**Training.by_name(filled["training"]), **training.given()}
     if not isinstance(benchmark, str):
@@ -306,6 +310,12 @@ def assign_values(
             raise UserError(
                 f"'{given[field_name]}' and '{name}' are the same setting: give one of them"
             )
-        others = {n: v for n, v in result[owner].items() if settings.field_of(n) != field_name}
+        replaced = (
+            {field_name} if value is None else {field_name, *settings.excluded_by(field_name)}
+        )
+        both = sorted(replaced & given.keys() - {field_name})
+        if both:
+            raise UserError(f"'{name}' and '{given[both[0]]}' exclude each other: give one of them")
+        others = {n: v for n, v in result[owner].items() if settings.field_of(n) not in replaced}
         result[owner] = {**others, name: value}
     return result

@@ -29,7 +29,11 @@ class Training(Settings):
     nesterov: bool = Field(default=False, description="Nesterov's form of momentum")
     weight_decay: float = Field(default=0.0, ge=0, description="weight decay")
     schedule: Literal["plateau", "cosine", "constant"] = Field(
-        default="cosine", description="plateau divides the rate when validation stops improving"
+        default="cosine", description="plateau divides the rate when the loss stops falling"
+    )
+    monitor: Literal["valid", "train"] = Field(
+        default="valid",
+        description="plateau: the loss it looks at, of validation data or of the epoch's training",
     )
     warmup: int = Field(default=0, ge=0, description="cosine: steps of linear warm-up")
     lr_min: float = Field(default=1e-5, ge=0, description="plateau: stop below this rate")
@@ -44,10 +48,27 @@ class Training(Settings):
         description="when to measure without task identity: after every task, at the end, or never",
     )
 
+    held_images: int = Field(
+        default=50,
+        ge=0,
+        description="images of each class, of training and test data, on which the energy that "
+        "layers hold is measured; 0: none",
+    )
+    stability: int = Field(
+        default=0,
+        ge=0,
+        description="how often earlier tasks are tested within a task, on some images; 0: never",
+    )
+
     precision: Literal["float32", "bfloat16", "auto"] = Field(
         default="float32",
         description="type in which the trunk multiplies; auto: bfloat16 on processors that have it",
     )
+
+    @property
+    def looks_at_validation(self) -> bool:
+        """Whether training depends on validation data."""
+        return self.schedule == "plateau" and self.monitor == "valid"
 
     def schedule_for(self, steps: int) -> Schedule:
         """Return the schedule of a task of at most `steps` steps."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from classgrad import seeds
 from classgrad.checkpoints import CheckpointManager
 from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.distributed import world
-from classgrad.errors import UserError
+from classgrad.errors import Diverged, UserError
 from classgrad.methods.base import Method, Step
 from classgrad.networks.network import Network
 from classgrad.networks.shard import Shard
@@ -33,6 +33,34 @@ class Progress:
     steps: int  # of the whole task, at most
     loss: float
     rate: float  # learning rate of the step
+    epochs: int = 1  # of this fit, at most
+    ends_epoch: bool = False  # whether it is the last step of its epoch
+
+
+@dataclass
+class Curve:
+    """The mean training loss of every epoch of a fit, as trained.
+
+    Where validation data decide something, also their loss and accuracy. None is an epoch of which
+    nothing is known: that of a state saved by an earlier version.
+    """
+
+    train: list[float | None] = field(default_factory=list)
+    valid: list[float | None] = field(default_factory=list)
+    valid_accuracy: list[float | None] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, list[float | None]]:
+        """Return the lists by name; they do not grow with the curve."""
+        return {name: list(values) for name, values in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, lists: dict[str, list[float | None]]) -> "Curve":
+        """Return the curve of these lists."""
+        read = {
+            name: [None if value is None else float(value) for value in values]
+            for name, values in lists.items()
+        }
+        return cls(**read)
 
 
 # Large, because every layer sees inputs that were normalised by statistics of the batch.
@@ -41,8 +69,12 @@ RECALIBRATION_BATCH = 256
 Observer = Callable[[Progress], None]
 
 
-class LossNotFinite(UserError):
+class LossNotFinite(Diverged):
     """Training stopped because the loss became NaN or infinite."""
+
+
+class SampleNotFinite(UserError):
+    """Training stopped because a training sample contains NaN or infinity."""
 
 
 def fit(
@@ -56,17 +88,18 @@ def fit(
     checkpoints: CheckpointManager | None = None,
     full_state: Callable[[dict[str, Any]], dict[str, Any]] = lambda state: state,
     resumed: dict[str, Any] | None = None,
-) -> None:
+) -> Curve:
     """Train on these tasks together; every batch holds samples of one of them.
 
-    With `checkpoints` the state is saved during training; `full_state` turns the state of the loop
-    into all that is to be saved. From `resumed`, a saved state of the loop, training continues bit
-    for bit.
+    Returns the losses, epoch by epoch. With `checkpoints` the state is saved during training;
+    `full_state` turns the state of the loop into all that is to be saved. From `resumed`, a saved
+    state of the loop, training continues bit for bit.
     """
     loop = Loop(net, method, tasks, training, seed)
     if resumed:
         loop.load_state_dict(resumed)
     loop.run(observer, checkpoints, full_state)
+    return loop.curve
 
 
 class Loop:
@@ -83,10 +116,10 @@ class Loop:
         self.per_epoch = sum(batch_count(len(task.train), training.batch_size) for task in tasks)
         self.steps = training.epochs * self.per_epoch
         self.schedule = training.schedule_for(self.steps)
-        if isinstance(self.schedule, Plateau) and not any(len(task.valid) for task in tasks):
+        if training.looks_at_validation and not any(len(task.valid) for task in tasks):
             raise UserError(
                 "schedule 'plateau' needs validation data: set some of the training data aside, "
-                "or choose schedule=cosine"
+                "or choose monitor=train or schedule=cosine"
             )
         purposes = ("order", "method", "dropout")
         self.rngs = {
@@ -98,6 +131,8 @@ class Loop:
         self.best: dict[str, Tensor] | None = None
         self.steps_done = self.epoch = 0
         self.batch = 0  # index of the next one in this epoch
+        self.curve = Curve()
+        self.epoch_loss, self.epoch_samples = 0.0, 0  # sum over this epoch so far
         self.order_state = self.rngs["order"].get_state()  # before the batches of this epoch
 
     def run(
@@ -119,17 +154,15 @@ class Loop:
                 value = self.step(task, index)
                 self.steps_done += 1
                 self.batch += 1
+                self.epoch_loss += value * len(index)
+                self.epoch_samples += len(index)
                 if observer:
-                    rate = self.optimizer.param_groups[0]["lr"]
-                    observer(
-                        Progress(
-                            self.newest_task, self.epoch, self.steps_done, self.steps, value, rate
-                        )
-                    )
+                    observer(self.progress(value, ends_epoch=self.batch == len(all_batches)))
                 if checkpoints:
                     checkpoints.after_step(state)
             self.batch = 0
             self.epoch += 1
+            self.end_epoch()
             if isinstance(self.schedule, Plateau) and not self.should_continue(self.schedule):
                 self.epoch = self.training.epochs  # for a state saved from here on
         if checkpoints:
@@ -138,6 +171,19 @@ class Loop:
             self.net.load_state_dict(self.best)
         else:
             self.recalibrate()
+
+    def progress(self, loss: float, *, ends_epoch: bool) -> Progress:
+        """Return how far training is after a step, whose loss this was."""
+        return Progress(
+            self.newest_task,
+            self.epoch,
+            self.steps_done,
+            self.steps,
+            loss,
+            rate=self.optimizer.param_groups[0]["lr"],
+            epochs=self.training.epochs,
+            ends_epoch=ends_epoch,
+        )
 
     def step(self, task: Task, index: Tensor) -> float:
         """Take one step on a batch; return its loss."""
@@ -196,12 +242,26 @@ class Loop:
             inputs = (task.transform(task.train.unit_images(b, dtype)) for b in own_batches)
             self.net.recalibrate(task.id, inputs, world().sum)
 
+    def end_epoch(self) -> None:
+        """Note the mean training loss of the epoch."""
+        known = self.epoch_samples > 0
+        self.curve.train.append(self.epoch_loss / self.epoch_samples if known else None)
+        self.epoch_loss, self.epoch_samples = 0.0, 0
+
     def should_continue(self, schedule: Plateau) -> bool:
-        """Tell the schedule the validation loss, and keep the best weights."""
-        self.recalibrate()
-        loss = validation_loss(self.net, self.tasks, self.training.batch_size)
+        """Tell the schedule the loss it looks at, and keep the best weights."""
+        if self.training.looks_at_validation:
+            self.recalibrate()
+            loss, accuracy = validate(self.net, self.tasks, self.training.batch_size)
+            self.curve.valid.append(loss)
+            self.curve.valid_accuracy.append(accuracy)
+        else:
+            trained = self.curve.train[-1]
+            loss = math.inf if trained is None else trained
         verdict = schedule.after_epoch(loss)
         if verdict == "better":
+            if not self.training.looks_at_validation:
+                self.recalibrate()
             self.best = {name: value.clone() for name, value in self.net.state_dict().items()}
             self.method.best_so_far(self.net)
         return verdict != "stop"
@@ -219,6 +279,8 @@ class Loop:
             "done": self.steps_done,
             "epoch": self.epoch,
             "batch": self.batch,
+            "curve": self.curve.as_dict(),
+            "epoch_loss": [self.epoch_loss, self.epoch_samples],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -241,6 +303,10 @@ class Loop:
             rng.set_state(state["chances"][purpose])
         self.best, self.steps_done = state["best"], state["done"]
         self.epoch, self.batch = state["epoch"], state["batch"]
+        unknown: list[float | None] = [None] * self.epoch  # states of earlier versions have none
+        self.curve = Curve.from_dict(state.get("curve", {"train": unknown}))
+        loss, samples = state.get("epoch_loss", [0.0, 0])
+        self.epoch_loss, self.epoch_samples = float(loss), int(samples)
 
 
 def unscale(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
@@ -275,7 +341,7 @@ def refuse_non_finite_images(step: Step) -> None:
     bad = (~images.flatten(1).isfinite().all(1)).nonzero().flatten()
     if len(bad):
         sample = int(step.batch[bad[0]])
-        raise LossNotFinite(
+        raise SampleNotFinite(
             f"training sample {sample} contains NaN or infinity, at {position_of(step)}: correct "
             "it or leave it out"
         )
@@ -299,19 +365,26 @@ def epoch_batches(
     return [in_order[i] for i in torch.randperm(len(in_order), generator=generator).tolist()]
 
 
-@torch.no_grad()
 def validation_loss(net: Network, tasks: Sequence[Task], size: int) -> float:
     """Return the mean cross-entropy over the validation samples, each on its own task's head."""
+    return validate(net, tasks, size)[0]
+
+
+@torch.no_grad()
+def validate(net: Network, tasks: Sequence[Task], size: int) -> tuple[float, float]:
+    """Return that loss, and the accuracy in per cent."""
     net.eval()
     dtype = next(net.parameters()).dtype
-    total, count = 0.0, 0
+    total, correct, count = 0.0, 0, 0
     for task in tasks:
         for index in world().take_turns(batches(len(task.valid), size)):
             x = task.transform(task.valid.unit_images(index, dtype))
-            logits = net(x, task.id)
-            total += float(functional.cross_entropy(logits, task.valid.labels[index])) * len(index)
+            logits, labels = net(x, task.id), task.valid.labels[index]
+            total += float(functional.cross_entropy(logits, labels)) * len(index)
+            correct += int((logits.argmax(1) == labels).sum())
         count += len(task.valid)
-    return float(world().sum(torch.tensor(total, dtype=torch.float64))) / count
+    sums = world().sum(torch.tensor([total, correct], dtype=torch.float64))
+    return float(sums[0]) / count, 100 * float(sums[1]) / count
 
 
 def prepare_fused(optimizer: torch.optim.Optimizer) -> None:

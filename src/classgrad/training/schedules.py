@@ -17,10 +17,10 @@ class Schedule(Protocol):
 
 
 class Plateau:
-    """Divide the rate when the validation loss has not fallen for `patience` epochs.
+    """Divide the rate when the loss has not fallen for `patience` epochs.
 
-    As in HAT, GPM and CGP. Training stops when the rate falls below `lowest`, and ends with the
-    weights that had the lowest loss.
+    As in HAT, GPM and CGP, which look at the validation loss. Training stops when the rate falls
+    below `lowest`, and ends with the weights that had the lowest loss.
 
     >>> schedule = Plateau(0.1, lowest=0.02, factor=2.0, patience=1)
     >>> [schedule.after_epoch(loss) for loss in (3.0, 2.0, 2.5, 2.5, 2.5)]
@@ -37,7 +37,7 @@ class Plateau:
         return self.current
 
     def after_epoch(self, loss: float) -> Verdict:
-        """Take the validation loss of an epoch; tell whether it is the best yet, or to stop."""
+        """Take the loss of an epoch; tell whether it is the best yet, or to stop."""
         if loss < self.best:
             self.best = loss
             self.left = self.patience

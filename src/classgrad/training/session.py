@@ -23,7 +23,7 @@ from classgrad.networks.network import Network
 from classgrad.prediction.accuracy import ClassPrototypes
 from classgrad.tasks import Task
 from classgrad.training.config import Training
-from classgrad.training.loop import Observer, Progress, fit
+from classgrad.training.loop import Curve, Observer, Progress, fit
 
 State = dict[str, Any]
 
@@ -37,13 +37,15 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time the block takes to a phase."""
+        """Add the time the block takes to a phase, and not to another one that it is part of."""
+        outer = self._since
+        self.seconds = self.so_far()
         self._since = name, time.perf_counter()
         try:
             yield
         finally:
             self.seconds = self.so_far()
-            self._since = None
+            self._since = None if outer is None else (outer[0], time.perf_counter())
 
     def so_far(self) -> dict[str, float]:
         """Return the seconds of every phase, including the current one so far."""
@@ -81,6 +83,7 @@ class Session:
         self.tasks = 0  # how many were learnt
         self.prototypes = ClassPrototypes()
         self.clock = Clock()
+        self.curves: list[Curve] = []  # of the fits of the last task
         self.unfinished: State | None = None  # state of the training loop, to resume a task from
 
     def add_task(self, classes: int) -> None:
@@ -126,6 +129,9 @@ class Session:
         """Return a function that fits the network; a method may call it several times per task."""
         rounds = self.method.rounds(task)
         numbers = itertools.count(self.unfinished["round"] if self.unfinished else 0)
+        # States of earlier versions have no curves.
+        earlier = self.unfinished.get("curves", []) if self.unfinished else []
+        curves = self.curves = list(map(Curve.from_dict, earlier))
 
         def fit_round(tasks: Sequence[Task], epochs: int | None = None, *, factor: int = 1) -> None:
             number = next(numbers)
@@ -139,7 +145,7 @@ class Session:
                 observer(replace(at, step=done, steps=rounds * at.steps))
 
             with checkpoints.deferred_signals() if checkpoints else nullcontext():
-                fit(
+                curve = fit(
                     self.net,
                     self.method,
                     tasks,
@@ -147,9 +153,12 @@ class Session:
                     seed=self.seed,
                     observer=observe if observer else None,
                     checkpoints=checkpoints,
-                    full_state=lambda loop: full_state({**loop, "round": number}),
+                    full_state=lambda loop: full_state(
+                        {**loop, "round": number, "curves": [one.as_dict() for one in curves]}
+                    ),
                     resumed=resumed,
                 )
+            curves.append(curve)
 
         return fit_round
 

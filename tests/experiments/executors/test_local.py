@@ -22,6 +22,7 @@ from rich.console import Console
 
 from classgrad import cli
 from classgrad.cli import experiments
+from classgrad.cli.logs import TextLog
 from classgrad.cli.options import make_plans, parse_seeds, parse_settings
 from classgrad.errors import Stopped
 from classgrad.experiments import spec
@@ -36,7 +37,7 @@ from classgrad.runs.spec import make_plan
 DONE = """
 import json
 print(json.dumps({"task": 0, "tasks": 2, "done": 0.5, "accuracy": 80.5, "transfer": None}))
-print(json.dumps({"tell": "hello"}))
+print(json.dumps({"event": "note", "text": "hello"}))
 print(json.dumps({"end": "done", "done": 1.0, "accuracy": 90.5, "transfer": -1.5}), flush=True)
 """
 
@@ -297,7 +298,7 @@ def statuses(jobs):
 
 def on_screen(height, jobs):
     console = Console(file=io.StringIO(), force_terminal=True, width=80, height=height)
-    with experiments.job_display(console) as show:
+    with experiments.job_display(TextLog(console)) as show:
         show.tick(statuses(jobs))
         show.changed(statuses(jobs)[2])
     return console.file.getvalue()

@@ -151,7 +151,7 @@ def processes_of(place):
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_runs_on_a_cluster_end_as_runs_without_one(call, tmp_path):
     with tempfile.TemporaryDirectory(prefix="ray") as place:
         words = ["sweep", "-b", "split-digits", "-m", "gpm", *TINY, "--over", "epochs=2,3"]
@@ -184,7 +184,7 @@ def test_stopped_it_saves_and_ends_its_cluster_and_resumes_without_one(call, tmp
     assert err == ""
     assert "2 of 2 runs to do: about " in out
     assert re.search(r"^ finetune +finetune +1 +cut ", out, re.M)
-    assert re.search(r"^finetune, seed 1: finetune: resuming with task [12]$", out, re.M)
+    assert re.search(r"^finetune, seed 1: resuming with task [12]$", out, re.M)
     assert records(tmp_path / "runs") == alone(call, tmp_path, "finetune", *LONG, "--seed", "1,2")
 
 
@@ -208,7 +208,7 @@ def test_a_lost_node_a_failed_run_and_one_in_use_do_not_stop_the_others(call, no
     assert f"is in use by process {os.getpid()} " in err
     assert err.count("the loss is ") == 2
     lost = r"its process on .+ is gone \(Ray: \w+\); resuming in another process"
-    for message in (lost, "gpm: resuming with task [12]", "done after .+"):
+    for message in (lost, "resuming with task [12]", "done after .+"):
         assert re.search(rf"^gpm learning_rate=0.02, seed 1: {message}$", out, re.M), out
     complete = {
         name: record for name, record in records(tmp_path / "runs").items() if record["complete"]

@@ -121,7 +121,7 @@ def test_a_job_goes_there_with_its_folder_locked_here(run, jobs, tmp_path, monke
 def test_it_waits_until_there_is_room_and_says_how_far_it_is(run):
     def act(fake):
         if fake.outcomes == [None]:
-            fake.letters = [(1, {"machine": "one"}), (7, {"done": 0.9}), (1, {"tell": "hello"})]
+            fake.letters = [(1, {"machine": "one"}), (7, {"done": 0.9}), (1, {"text": "hello"})]
             fake.outcomes[0] = {"end": "done", "done": 1.0}
 
     _, (status,), text = run([None], act)
@@ -244,14 +244,16 @@ def test_a_task_returns_its_end_and_leaves_the_rest_in_the_mailbox(attempt):
     assert left[1][1]["task"] == 0
     again, left, _ = attempt()
     assert again == end
-    assert left[1:] == [(8, {"tell": "gpm: finished before"})]
+    ((number, note),) = left[1:]
+    assert (number, note["event"]) == (8, "note")
+    assert (note["text"], note["hint"]) == ("finished before", "fresh")
 
 
 def test_a_task_returns_why_it_failed_or_crashed_or_that_it_was_stopped(attempt, monkeypatch):
     end, _, _ = attempt(learning_rate=1e30)
     assert end["end"] == "failed"
     assert end["why"].startswith("the loss is ")
-    monkeypatch.setattr(Loop, "step", lambda *given: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(Loop, "step", lambda *given: signal.raise_signal(signal.SIGINT) or 0.0)
     assert attempt()[0] == {"end": "stopped"}
 
     def fail(*given):

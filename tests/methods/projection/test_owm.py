@@ -332,11 +332,17 @@ def test_a_shared_head_is_guarded_too():
     method.close()
 
 
-def test_what_is_kept_is_one_matrix_for_each_layer():
-    _, method = learnt_first(perceptron)
+def test_what_is_kept_is_half_a_matrix_for_each_layer():
+    net, method = learnt_first(perceptron)
     method.close()
-    assert method.memory_bytes() == 8 * (84**2 + 12**2)
-    assert method.state_dict()["frozen"] == []
+    assert method.memory_bytes() == 8 * (84 * 85 // 2 + 12 * 13 // 2)
+    state = method.state_dict()
+    assert state["frozen"] == []
+    for matrices in (state["matrices"], method.matrices):  # earlier versions saved all of it
+        again = OWM()
+        again.load_state_dict({**state, "matrices": dict(matrices)}, net)
+        assert all(torch.equal(p, again.matrices[name]) for name, p in method.matrices.items())
+        assert all(p.is_contiguous() for p in [*again.matrices.values(), *method.matrices.values()])
 
 
 def test_batch_norm_of_both_kinds_and_a_whole_stream():

@@ -90,6 +90,23 @@ def test_centred_prototypes_are_compared_without_what_all_classes_have_in_common
         groups.join(groups.open(), torch.from_numpy(mean + shift), 1.0)
 
 
+@pytest.mark.parametrize("centred", [False, True])
+def test_no_class_is_similar_to_one_that_was_forgotten(centred: bool) -> None:
+    rng = torch.Generator().manual_seed(0)
+    *earlier, forgotten, new = torch.randn(7, 6, generator=rng) + 3
+    with_it, without = Groups(centred), Groups(centred)
+    for one in (*earlier, forgotten):
+        with_it.join(with_it.open(), one, 1.0)
+    for one in earlier:
+        without.join(without.open(), one, 1.0)
+    with_it.forget(len(earlier))
+    similar = without.similar(new, -1.0)
+    assert len(similar) == len(earlier)
+    *found, last = with_it.similar(new, -1.0)
+    assert last == (len(earlier), 0)
+    assert [value for _, value in found] == pytest.approx([value for _, value in similar])
+
+
 def test_a_state_gives_the_same_groups() -> None:
     groups = entered(unit(1, 0, 2), unit(0, 1, 0), unit(1, 0, 2.1), similarity=0.9)
     groups.bases = [torch.eye(3)[:, :1], torch.eye(3)[:, 1:]]
@@ -134,6 +151,37 @@ def test_bases_equal_those_of_a_plain_svd_loop(reading: str, count: str | None) 
         refined += oracle.group_of != list(range(len(oracle.group_of)))
     assert seed < 130  # few cases hang on rounding
     assert refined > 20  # and many have classes in common groups
+
+
+@pytest.mark.parametrize("reading", ORACLES)
+def test_a_centred_stream_ends_with_the_bases_of_a_plain_loop(
+    reading: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def similar(self: Layer, c: np.ndarray, eta: float) -> list[tuple[float, int]]:
+        self.prototypes.append(c.mean(1))
+        middle, found = sum(self.prototypes) / len(self.prototypes), []
+        new = self.prototypes[-1] - middle
+        for number, other in enumerate(self.prototypes[:-1]):
+            lengths = np.linalg.norm(new) * np.linalg.norm(other - middle)
+            cosine = float(new @ (other - middle) / lengths)
+            self.margins.append(abs(cosine - eta))
+            if cosine > eta:
+                found.append((cosine, number))
+        return found
+
+    monkeypatch.setattr(Layer, "similar", similar)
+    checked, refined = 0, 0
+    for seed in range(60):
+        case = random_case(seed)
+        case = replace(case, eta=case.eta / 4)  # centred classes are less alike
+        oracle = oracle_of(case, reading)
+        if min(oracle.margins) < 1e-6:
+            continue
+        checked += 1
+        refined += oracle.group_of != list(range(len(oracle.group_of)))
+        assert_equal_bases(learnt(cgp(case, reading=reading, centred=True), case.tasks), oracle)
+    assert checked > 25
+    assert refined > 10
 
 
 def assert_equal_bases(guard: Guard, oracle: LayerMemory | Layer) -> None:

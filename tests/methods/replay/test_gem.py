@@ -6,7 +6,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from classgrad.errors import UserError
+from classgrad.errors import Diverged, UserError
 from classgrad.methods import GEM
 from classgrad.methods.flat import gram, inner
 from classgrad.methods.replay.base import correct_
@@ -187,7 +187,7 @@ def test_the_margin_goes_by_its_alias_too():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_gradients_that_are_no_numbers_are_refused_in_one_line(bad):
     gradient, rows = torch.tensor([1.0, -1.0]), torch.tensor([[-1.0, 0.0], [0.0, bad]])
-    with pytest.raises(UserError, match="lower learning_rate"):
+    with pytest.raises(Diverged, match="lower learning_rate"):
         corrected(gradient, rows, margin=0.5, ridge=1e-3)
 
 

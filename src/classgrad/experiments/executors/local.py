@@ -13,6 +13,7 @@ from typing import Any
 
 from classgrad.experiments.executors.pool import TICK, Options, Pool
 from classgrad.experiments.jobs import Job, Status
+from classgrad.methods import own
 
 CHANGED = "its recipe or the installed version has changed meanwhile: repeat the command"
 
@@ -94,7 +95,7 @@ def arguments(job: Job, options: Options) -> list[str]:
     """Return the arguments of `classgrad run` for a job."""
     plan = job.plan
     words = {
-        "--method": plan.method.name,
+        "--method": own.source(type(plan.method)) or plan.method.name,
         "--network": plan.network,
         "--recipe": plan.given["recipe"],
         "--seed": plan.seed,
@@ -109,7 +110,8 @@ def arguments(job: Job, options: Options) -> list[str]:
     pairs = [(option, str(value)) for option, value in words.items() if value is not None]
     for name, value in plan.given["values"].items():
         pairs.append(("--set", f"{name}={json.dumps(value)}"))
-    return [plan.benchmark, *(word for pair in pairs for word in pair)]
+    flags = ["--verbose"] if options.verbose else []
+    return [plan.benchmark, *(word for pair in pairs for word in pair), *flags]
 
 
 def environment(threads: int | None) -> dict[str, str]:

@@ -8,10 +8,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
-from classgrad.checkpoints.lock import InUse
 from classgrad.checkpoints.manager import on_stop_signal
 from classgrad.errors import Stopped, UserError, shown
-from classgrad.experiments.jobs import CRASH_FILE, Job, Status
+from classgrad.experiments.jobs import CRASH_FILE, Job, Status, end_message
 from classgrad.experiments.remote import Remote
 
 TICK = 0.2  # seconds
@@ -29,6 +28,7 @@ class Options:
     data_dir: Path | None = None
     save_minutes: float = 5.0
     device: str = "cpu"
+    verbose: bool = False  # whether every epoch has a line
 
 
 class Display(Protocol):
@@ -37,8 +37,11 @@ class Display(Protocol):
     def changed(self, status: Status) -> None:
         """Show that a job has started or ended."""
 
-    def print_line(self, line: str, status: Status | None = None) -> None:
-        """Print a line about one job, or about all."""
+    def print_line(self, line: str, status: Status | None = None, hint: str | None = None) -> None:
+        """Print a line about one job, or about all; `hint` as in `UserError`."""
+
+    def logged(self, message: Mapping[str, Any], status: Status) -> None:
+        """Show a message of a job that has a line: its `text`."""
 
     def tick(self, statuses: Sequence[Status]) -> None:
         """Show the progress of all jobs; called several times a second."""
@@ -121,7 +124,7 @@ class Pool(ABC, Generic[R]):
                 (status.job.folder / CRASH_FILE).unlink(missing_ok=True)
                 self.running.append(self.start(status))
             except UserError as error:
-                status.end("busy" if isinstance(error, InUse) else "failed", str(error))
+                status.update(end_message(error))
                 self.display.changed(status)
 
     def begin(self, status: Status) -> None:
@@ -139,8 +142,8 @@ class Pool(ABC, Generic[R]):
     def handle(self, job: R, message: Mapping[str, Any]) -> None:
         """Update the status of a job from a message, and show it."""
         status, end = job.status, message.get("end")
-        if "tell" in message:
-            self.display.print_line(message["tell"], status)
+        if "text" in message:
+            self.display.logged(message, status)
         if end not in ("gone", "crashed"):
             status.update(message)
         elif end == "crashed":

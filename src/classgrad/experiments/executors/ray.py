@@ -22,7 +22,14 @@ import torch
 from classgrad.checkpoints import Lock
 from classgrad.errors import Stopped, UserError, shown
 from classgrad.experiments.executors.pool import TICK, Display, Options, Pool
-from classgrad.experiments.jobs import Job, Send, Status, end_message, message, resume_with_messages
+from classgrad.experiments.jobs import (
+    Job,
+    Send,
+    Status,
+    done_message,
+    end_message,
+    resume_with_messages,
+)
 from classgrad.experiments.remote import checkpoints_at
 from classgrad.runs.record import RunRecord, versions
 from classgrad.runs.run import Run, load_stream
@@ -156,7 +163,7 @@ def attempt(job: Job, options: Options, number: int, mailbox: Any) -> dict[str, 
 
     send({"machine": socket.gethostname()})
     try:
-        return message(learn(job, options, send), end="done", done=1.0)
+        return done_message(learn(job, options, send))
     except (UserError, Stopped) as error:
         return end_message(error)
     except Exception:
@@ -171,7 +178,7 @@ def learn(job: Job, options: Options, send: Send) -> RunRecord:
         stream = load_stream(job.plan, options.data_dir)
         run = Run(job.plan, stream, folder, checkpoints, device=options.device)
         with checkpoints.handle_stop_signals():
-            return resume_with_messages(run, send, locked=True)
+            return resume_with_messages(run, send, locked=True, verbose=options.verbose)
 
 
 def crash_message(trace: str) -> dict[str, Any]:

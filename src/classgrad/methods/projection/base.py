@@ -98,10 +98,18 @@ class Projected(Method, ABC):
         """Protect this model from now on; for `freezes_rest` see `refuse_unprotectable`."""
         self._projector = Projector(model, self.processes.most_rows, freezes_rest=freezes_rest)
         self._subspaces = {
-            name: Subspace.empty(site.dimension) for name, site in self._projector.sites.items()
+            name: Subspace.empty(site.dimension).stored(self.stored_type(name))
+            for name, site in self._projector.sites.items()
         }
         self.by_layer(self.energy)
         self.by_layer(self.samples)
+
+    def stored_type(self, site: str) -> torch.dtype:
+        """Return the type in which a basis is stored between tasks: that of its weights.
+
+        At least float32. What a float32 weight can move along a direction is rounded by as much.
+        """
+        return torch.promote_types(self.projector.sites[site].weight.dtype, torch.float32)
 
     def by_layer(self, value: Any) -> dict[str, Any]:
         """Resolve a setting for each site."""
@@ -188,9 +196,19 @@ class Projected(Method, ABC):
             classes=classes,
             processes=processes(),
         )
-        collected = self.grow(gather)
+        before = self._subspaces
+        # Ranks are decided in float64.
+        self._subspaces = {name: s.exact() for name, s in before.items()}
+        try:
+            collected = self.grow(gather)
+        except BaseException:
+            self._subspaces = before
+            raise
         held = self._held(collected)
         self.trim(collected)
+        self._subspaces = {
+            name: s.stored(self.stored_type(name)) for name, s in self._subspaces.items()
+        }
         self._learnt += 1
         self.freeze(self.projector.non_matrix_parameters(collected.used))
         self.freeze(collected.bypassed)
@@ -245,6 +263,10 @@ class Projected(Method, ABC):
         if self._projector is not None:
             self._projector.remove()
 
+    def gradient_projector(self) -> Projector | None:
+        """Return the projector."""
+        return self._projector
+
     def layer_ranks(self) -> list[LayerRank]:
         """Return how much of each layer is protected."""
         return [LayerRank(n, s.dimension, s.rank) for n, s in self._subspaces.items()]
@@ -253,7 +275,7 @@ class Projected(Method, ABC):
         """Return the bases and the number of tasks they protect."""
         return {
             "learnt": self._learnt,
-            "bases": {name: s.basis for name, s in self._subspaces.items()},
+            "bases": {name: s.columns for name, s in self._subspaces.items()},
             "frozen": list(self._frozen),
         }
 
@@ -277,6 +299,6 @@ class Projected(Method, ABC):
     def load_memory(self, state: dict[str, Any]) -> None:
         """Load a state for the model this method is attached to."""
         self._learnt = state["learnt"]
-        self._subspaces = {name: Subspace(basis) for name, basis in state["bases"].items()}
+        self._subspaces = {name: Subspace(columns) for name, columns in state["bases"].items()}
         self._frozen = list(state["frozen"])
         self.protect()

@@ -178,4 +178,7 @@ class Budgeted(Projected):
                     )
 
     def _direction_bytes(self) -> dict[str, int]:
-        return {name: s.dimension * s.basis.itemsize for name, s in self._subspaces.items()}
+        return {
+            name: s.dimension * self.stored_type(name).itemsize
+            for name, s in self._subspaces.items()
+        }

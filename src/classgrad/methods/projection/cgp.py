@@ -218,6 +218,7 @@ class CGP(Budgeted):
                     self.similarity,
                     fewer=self.gpm_compat,
                     of_residual=self.k_rank2_as_printed,
+                    dtype=self.stored_type(name),
                 )
                 self._subspaces[name] = refining.learn(classes, first_task=self._learnt == 0)
                 for c, share in zip(seen, refining.held, strict=True):
@@ -236,7 +237,7 @@ class CGP(Budgeted):
             return
         sites = self.projector.sites
         projections: dict[str, Projection] = {
-            name: SequentialProjection(groups.bases, sites[name].weight)
+            name: SequentialProjection(groups.exact_bases(), sites[name].weight)
             for name, groups in self._groups.items()
             if self._subspaces[name].rank
         }

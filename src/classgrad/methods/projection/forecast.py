@@ -123,7 +123,7 @@ def constant(_task: int) -> float:
 
 
 def epsilons(method: Method | None, layers: Iterable[str]) -> dict[str, Epsilon]:
-    """Return how ε of each layer goes on."""
+    """Return how ε of each layer depends on the task."""
     layers = list(layers)
     if not layers or not isinstance(method, Projected):
         return dict.fromkeys(layers, constant)

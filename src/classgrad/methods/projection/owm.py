@@ -50,7 +50,7 @@ from torch import Tensor, nn
 
 from classgrad.core.layers import Site, Source, tap
 from classgrad.core.projector import Projection, Projector, updates_follow_gradients
-from classgrad.errors import UserError
+from classgrad.errors import Diverged, UserError
 from classgrad.methods.base import LayerRank, Method, Step
 from classgrad.methods.projection.base import COLLECT_BATCH, layer_values
 from classgrad.networks.network import Network
@@ -207,7 +207,7 @@ class OWM(Method):
                     site, x, mean_of, self.patch_stride, shard, together=self.patches == "mean"
                 )
                 if not rows.isfinite().all():
-                    raise UserError(f"layer '{name}' saw an input that is not a finite number")
+                    raise Diverged(f"layer '{name}' saw an input that is not a finite number")
                 projection = self._projection(name)
                 try:
                     projection.set_matrix(
@@ -229,6 +229,10 @@ class OWM(Method):
         if self._projector is not None:
             self._projector.remove()
 
+    def gradient_projector(self) -> Projector | None:
+        """Return the projector."""
+        return self._projector
+
     def layer_ranks(self) -> list[LayerRank]:
         """Return d - trace P for each layer: the total number of directions shrunk away."""
         ranks = []
@@ -242,18 +246,46 @@ class OWM(Method):
         return ranks
 
     def state_dict(self) -> dict[str, Any]:
-        """Return P of every layer that has learnt, and the names of frozen parameters."""
-        return {"matrices": self.matrices, "frozen": list(self._frozen)}
+        """Return P of every layer that has learnt, and the names of frozen parameters.
+
+        P is symmetric: half of it is enough.
+        """
+        halves = {name: upper_half(p) for name, p in self.matrices.items()}
+        return {"matrices": halves, "frozen": list(self._frozen)}
 
     def load_state_dict(self, state: dict[str, Any], net: Network) -> None:
         """Load a state."""
         self._projector = Projector(net.protected(), self.processes.most_rows)
         sites = self.projector.sites
         self._projections = {
-            name: ShrinkingProjection(sites[name], p) for name, p in state["matrices"].items()
+            name: ShrinkingProjection(sites[name], whole(p, sites[name].dimension))
+            for name, p in state["matrices"].items()
         }
         self._frozen = list(state["frozen"])
         self.projector.set_projections(self._projections, self._frozen)
+
+
+def upper_half(matrix: Tensor) -> Tensor:
+    """Symmetric matrix (d x d) -> its upper half with the diagonal, row by row.
+
+    >>> upper_half(torch.tensor([[1.0, 2.0], [2.0, 3.0]])).tolist()
+    [1.0, 2.0, 3.0]
+    """
+    return matrix[torch.ones_like(matrix, dtype=torch.bool).triu()]
+
+
+def whole(half: Tensor, dimension: int) -> Tensor:
+    """Return the matrix of an upper half; a whole matrix, as earlier versions saved, as it is.
+
+    >>> whole(torch.tensor([1.0, 2.0, 3.0]), 2).tolist()
+    [[1.0, 2.0], [2.0, 3.0]]
+    """
+    if half.dim() == 2:
+        return half
+    matrix = half.new_empty(dimension, dimension)
+    upper = torch.ones_like(matrix, dtype=torch.bool).triu()
+    matrix[upper] = matrix.T[upper] = half
+    return matrix
 
 
 def mean_rows(

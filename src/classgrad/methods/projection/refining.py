@@ -35,11 +35,11 @@ import torch
 from torch import Tensor
 
 from classgrad.core import selection
-from classgrad.core.growing import Growing
 from classgrad.core.selection import Selection
 from classgrad.core.subspace import Representation, Subspace
 from classgrad.errors import UserError
 from classgrad.methods.base import a_dict
+from classgrad.methods.projection.growing_subspace import GrowingSubspace
 
 FirstTask = Literal["separate", "pair", "pairs", "group"]
 Count = Literal["own", "missing", "capped", "joint"]
@@ -83,7 +83,7 @@ class Groups:
         self.prototypes: list[Tensor] = []
         self.group_of: list[int] = []
         self.cosines: list[float] = []  # with the class it joined by; 1 for a group's first
-        self.bases: list[Tensor] = []
+        self.bases: list[Tensor] = []  # as they are stored, see `Subspace`
         self.count = 0
 
     def similar(self, prototype: Tensor, similarity: float) -> list[tuple[int, float]]:
@@ -97,8 +97,9 @@ class Groups:
             )
         earlier = torch.stack(self.prototypes).to(prototype)
         if self.centred:
-            mean = (earlier.sum(0) + prototype) / (len(earlier) + 1)
-            earlier = torch.nn.functional.normalize(earlier - mean, dim=1)
+            known = earlier.any(1, keepdim=True)  # not those that were forgotten
+            mean = (earlier.sum(0) + prototype) / (known.sum() + 1)
+            earlier = torch.nn.functional.normalize((earlier - mean) * known, dim=1)
             prototype = torch.nn.functional.normalize(prototype - mean, dim=0)
         # Rounding can give equal prototypes a cosine above 1; with η = 1 they must not merge.
         cosines = (earlier @ prototype).clamp(max=1.0).tolist()
@@ -114,6 +115,10 @@ class Groups:
         self.prototypes.append(prototype.float())
         self.group_of.append(group)
         self.cosines.append(cosine)
+
+    def exact_bases(self) -> list[Tensor]:
+        """Return the basis of each group in float64."""
+        return [Subspace(columns).basis for columns in self.bases]
 
     def forget(self, number: int) -> None:
         """Drop the prototype of a class: no later class is similar to it."""
@@ -161,14 +166,16 @@ class Refining:
         *,
         fewer: bool = False,
         of_residual: bool = False,
+        dtype: torch.dtype = torch.float64,
     ) -> None:
         self.groups, self.reading = groups, reading
         self.threshold, self.similarity = threshold, similarity  # ε of a representation
         self.fewer = fewer  # one direction fewer for the first basis, and for those of pairs
         self.of_residual = of_residual
+        self.dtype = dtype  # in which the bases of groups are stored
         self._none = Subspace.empty(subspace.dimension)
-        self._all = Growing(subspace)
-        self._bases = [Growing(Subspace(basis)) for basis in groups.bases]
+        self._all = GrowingSubspace(subspace)
+        self._bases = [GrowingSubspace(Subspace(basis)) for basis in groups.bases]
         self.held: list[float] = []  # share of each class's energy, at least
         self._share = 0.0  # of the last class
         self._added = self._none.basis  # the last directions that were added
@@ -181,7 +188,7 @@ class Refining:
             self._pool(classes)
         else:
             self._add_classes(classes, together)
-        self.groups.bases = [basis.subspace.basis for basis in self._bases]
+        self.groups.bases = [basis.subspace.stored(self.dtype).columns for basis in self._bases]
         whole = self._all.subspace
         if together != "separate":  # some classes were decomposed together
             self.held = [c.representation.held_energy(whole.basis) for c in classes]
@@ -233,7 +240,7 @@ class Refining:
         common = self._common(c, classes[other])
         self._own[other] = common
         self._own.append(common)
-        self._all = Growing(self._union(self._own))
+        self._all = GrowingSubspace(self._union(self._own))
 
     def _replace_groups(
         self, c: ClassInput, classes: Sequence[ClassInput], similar: list[tuple[int, float]]
@@ -241,10 +248,10 @@ class Refining:
         """Decompose a class with each similar one; each result replaces a whole group's basis."""
         for other, _ in similar:
             common = Subspace(self._common(c, classes[other]))
-            self._bases[self.groups.group_of[other]] = Growing(common)
+            self._bases[self.groups.group_of[other]] = GrowingSubspace(common)
         other, cosine = similar[-1]
         self.groups.join(self.groups.group_of[other], c.prototype, cosine)
-        self._all = Growing(self._union([basis.subspace.basis for basis in self._bases]))
+        self._all = GrowingSubspace(self._union([basis.subspace.basis for basis in self._bases]))
 
     def _refine(self, c: ClassInput, similar: list[tuple[int, float]]) -> None:
         """Add the directions that a class similar to earlier ones needs."""
@@ -257,15 +264,15 @@ class Refining:
         number, cosine = similar[-1]
         self.groups.join(self.groups.group_of[number], c.prototype, cosine)
 
-    def _choose(self, rule: str, stored: Growing, c: Representation) -> Selection:
+    def _choose(self, rule: str, stored: GrowingSubspace, c: Representation) -> Selection:
         chosen: selection.Rule = getattr(selection, rule)
         return stored.choose(chosen, c, self.threshold(c), of_residual=self.of_residual)
 
-    def _stored(self, group: int) -> Growing:
+    def _stored(self, group: int) -> GrowingSubspace:
         """Return the directions that count as stored for a class of a group."""
         if self.reading.against == "all":
             return self._all
-        return self._bases[group] if 0 <= group < len(self._bases) else Growing(self._none)
+        return self._bases[group] if 0 <= group < len(self._bases) else GrowingSubspace(self._none)
 
     def _add(self, group: int, chosen: Selection) -> None:
         """Add new directions to a group, and to the subspace."""
@@ -275,7 +282,9 @@ class Refining:
         self._added, self._share = new, chosen.held(new.shape[1])
         self._all.add(new)
         if self.reading.bases_by_group or self.reading.first_task == "pairs":
-            self._bases += [Growing(self._none) for _ in range(group + 1 - len(self._bases))]
+            self._bases += [
+                GrowingSubspace(self._none) for _ in range(group + 1 - len(self._bases))
+            ]
             self._bases[group].add(new)
 
     def _common(self, one: ClassInput, other: ClassInput) -> Tensor:
@@ -293,7 +302,7 @@ class Refining:
         by_group: dict[int, list[Tensor]] = {}
         for group, own in zip(self.groups.group_of, self._own, strict=True):
             by_group.setdefault(group, []).append(own)
-        self._bases = [Growing(self._union(by_group[group])) for group in sorted(by_group)]
+        self._bases = [GrowingSubspace(self._union(by_group[group])) for group in sorted(by_group)]
 
 
 def nearest(similar: list[tuple[int, float]]) -> tuple[int, float]:

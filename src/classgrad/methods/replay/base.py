@@ -22,10 +22,10 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 from torch.nn import functional
 
-from classgrad.errors import UserError
+from classgrad.errors import Diverged, UserError
 from classgrad.methods.base import Fit, Method, Step
 from classgrad.methods.flat import add_, gather, gram, inner, split
-from classgrad.methods.replay.buffer import EqualShares, Part, ReplayMemory
+from classgrad.methods.replay.buffer import EqualShares, MemorySize, Part, ReplayMemory
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
 from classgrad.tasks import Task, Transform
@@ -42,8 +42,15 @@ class Rehearsal(Method, ABC):
 
     revisits: ClassVar[bool] = True
     rehearsal_free: ClassVar[bool] = False
+    exclusive: ClassVar[tuple[tuple[str, ...], ...]] = (("memory", "memory_mb"),)
+    bytes_per_sample: ClassVar[int] = 0  # besides image and label
 
     memory: int = Field(default=2000, ge=1, description="samples kept, of all tasks together")
+    memory_mb: float | None = Field(
+        default=None,
+        gt=0,
+        description="MB (10^6 bytes) for all samples kept, instead of their number",
+    )
     memory_batch: int | None = Field(
         default=None,
         ge=1,
@@ -56,6 +63,7 @@ class Rehearsal(Method, ABC):
     )
 
     _memory: Any = PrivateAttr(default=None)
+    _size: MemorySize = PrivateAttr(default=MemorySize(0, ""))
     _transforms: list[Transform] = PrivateAttr(default_factory=list)
     _normed: bool = PrivateAttr(default=False)
 
@@ -65,13 +73,17 @@ class Rehearsal(Method, ABC):
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Keep the transforms of all tasks, for images from the memory."""
+        self._size = MemorySize.of(
+            self.memory, self.memory_mb, stream, per_sample=self.bytes_per_sample
+        )
         self._memory = self.empty_memory()
         self._transforms = [task.transform for task in stream]
         self._normed = any(isinstance(module, BATCH_NORMS) for module in net.modules())
-        if self.memory < self._least:
+        if self._size.samples < self._least:
+            normed = " for a network with BatchNorm, which learns nothing from a single sample"
             raise UserError(
-                f"memory={self.memory} is too small for a network with BatchNorm, which learns "
-                f"nothing from a single sample: give at least {self._least}"
+                f"{self._size.setting} is too small{normed if self._normed else ''}: give at least "
+                f"{self._size.least(self._least)}"
             )
         return net
 
@@ -163,15 +175,16 @@ class Episodic(Rehearsal):
 
     def empty_memory(self) -> EqualShares:
         """Return an empty memory of equal shares."""
-        return EqualShares(self.memory)
+        return EqualShares(self._size.samples)
 
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Refuse a memory that is too small for all tasks."""
         super().wrap(net, stream, seed)
         needed = self._least * len(stream)
-        if self.memory < needed:
+        if self._size.samples < needed:
             raise UserError(
-                f"memory={self.memory} is too small for {len(stream)} tasks: give at least {needed}"
+                f"{self._size.setting} is too small for {len(stream)} tasks: give at least "
+                f"{self._size.least(needed)}"
             )
         return net
 
@@ -230,7 +243,7 @@ class Episodic(Rehearsal):
         """Return the gradient of a loss for all trained parameters."""
         value = float(self.processes.mean(loss.detach()))
         if not math.isfinite(value):
-            raise UserError(f"the loss of kept samples is {value}: lower learning_rate")
+            raise Diverged(f"the loss of kept samples is {value}: lower learning_rate")
         parameters = moved(step)
         gradient = list(torch.autograd.grad(loss, parameters, materialize_grads=True))
         if self.processes.size == 1:

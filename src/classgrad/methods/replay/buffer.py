@@ -5,13 +5,62 @@ have images of different shapes. Neither memory ever holds more samples than its
 is changed in place, so a state returned earlier does not change.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from classgrad.tasks import Split
+from classgrad.tasks import Split, Task
+
+MEGABYTE = 1e6
+
+
+@dataclass(frozen=True)
+class MemorySize:
+    """How many samples a memory has room for: a number of them, or a number of bytes.
+
+    With a budget each sample takes `of_sample` bytes, and all together leave `aside` to something
+    else.
+    """
+
+    samples: int
+    setting: str  # as an error names it
+    of_sample: int = 0
+    aside: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        memory: int,
+        memory_mb: float | None,
+        stream: Sequence[Task],
+        *,
+        per_sample: int = 0,
+        aside: int = 0,
+    ) -> "MemorySize":
+        """Return the size that two settings give, of which the second comes first.
+
+        A sample takes its image, its label and `per_sample` more; where tasks have images of
+        different sizes, all count as the largest.
+        """
+        if memory_mb is None:
+            return cls(memory, f"memory={memory}")
+        splits = [task.train for task in stream]
+        of_sample = per_sample + max(
+            split.images[:1].nbytes + split.labels[:1].nbytes for split in splits
+        )
+        samples = max(0, math.floor(memory_mb * MEGABYTE - aside) // of_sample)
+        said = f"memory_mb={memory_mb:g}, room for {samples} samples,"
+        return cls(samples, said, of_sample, aside)
+
+    def least(self, samples: int) -> str:
+        """Return what the setting has to be for so many samples."""
+        if not self.of_sample:
+            return str(samples)
+        return f"{(samples * self.of_sample + self.aside) / MEGABYTE:.6f}".rstrip("0")
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ class ER(Rehearsal):
     name: ClassVar[str] = "er"
     summary: ClassVar[str] = "experience replay from a reservoir, ER_Res (2019)"
     parallel: ClassVar[bool] = True
+    bytes_per_sample: ClassVar[int] = 8  # its slot in the reservoir
 
     replay_current: bool = Field(
         default=False,
@@ -40,7 +41,7 @@ class ER(Rehearsal):
 
     def empty_memory(self) -> Reservoir:
         """Return an empty reservoir."""
-        return Reservoir(self.memory)
+        return Reservoir(self._size.samples)
 
     def loss(self, net: Network, step: Step) -> Tensor:
         """Return the mean loss over the current batch and one from the memory."""

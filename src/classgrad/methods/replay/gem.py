@@ -27,7 +27,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from classgrad.errors import UserError
+from classgrad.errors import Diverged
 from classgrad.methods.base import Step
 from classgrad.methods.replay.base import Episodic, Gradient
 from classgrad.networks.network import Network
@@ -82,7 +82,7 @@ def closest_within(
     if (along >= 0).all():
         return None
     if not square.isfinite().all():
-        raise UserError("the gradient of kept samples is not a finite number: lower learning_rate")
+        raise Diverged("the gradient of kept samples is not a finite number: lower learning_rate")
     square = square + ridge * torch.eye(len(square), dtype=square.dtype)
     kept = square.diagonal() > 0  # without a ridge, a row of zeros constrains nothing
     v = torch.zeros_like(along)

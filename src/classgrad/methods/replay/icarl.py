@@ -54,6 +54,7 @@ from classgrad.methods.distillation import (
     record,
 )
 from classgrad.methods.replay.base import BATCH_NORMS
+from classgrad.methods.replay.buffer import MemorySize
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
 from classgrad.tasks import Split, Task, Transform
@@ -169,8 +170,14 @@ class ICaRL(Distilled):
     aliases: ClassVar[dict[str, str]] = {"K": "memory"}
     first_task_is_finetune: ClassVar[bool] = False
     rehearsal_free: ClassVar[bool] = False
+    exclusive: ClassVar[tuple[tuple[str, ...], ...]] = (("memory", "memory_mb"),)
 
     memory: int = Field(default=2000, ge=1, description="exemplars kept in all (K)")
+    memory_mb: float | None = Field(
+        default=None,
+        gt=0,
+        description="MB (10^6 bytes) for exemplars and class means, instead of a number",
+    )
     memory_batch: int = Field(default=64, ge=2, description="exemplars in a step")
     bn_samples: int = Field(
         default=32, ge=2, description="fewest exemplars of a task in a pass through BatchNorm"
@@ -179,6 +186,7 @@ class ICaRL(Distilled):
     if TYPE_CHECKING:  # aliases, see Settings
         K: InitVar[int] = memory
 
+    _size: MemorySize = PrivateAttr(default=MemorySize(0, ""))
     _transforms: list[Transform] = PrivateAttr(default_factory=list)
     _exemplars: list[Split] = PrivateAttr(default_factory=list)  # by task
     _recorded: Tensor | None = PrivateAttr(default=None)  # outputs for the current task's images
@@ -194,16 +202,18 @@ class ICaRL(Distilled):
     def wrap(self, net: Network, stream: Sequence[Task], seed: int) -> Network:
         """Let the network predict by nearest means."""
         classes = sum(task.classes for task in stream)
-        if self.memory < classes:
+        means = classes * net.embedding * next(net.parameters()).itemsize
+        size = self._size = MemorySize.of(self.memory, self.memory_mb, stream, aside=means)
+        if size.samples < classes:
             raise UserError(
-                f"memory={self.memory} is less than one exemplar for each of the {classes} classes "
-                f"of the stream: give at least {classes}"
+                f"{size.setting} is less than one exemplar for each of the {classes} classes "
+                f"of the stream: give at least {size.least(classes)}"
             )
-        fewest = min(task.classes for task in stream) * (self.memory // classes)
+        fewest = min(task.classes for task in stream) * (size.samples // classes)
         if fewest < 2 and any(isinstance(m, TaskBatchNorm) for m in net.modules()):
             raise UserError(
-                f"memory={self.memory} leaves a task with a single exemplar, "
-                f"which has no batch statistics: give at least {2 * classes}"
+                f"{size.setting} leaves a task with a single exemplar, "
+                f"which has no batch statistics: give at least {size.least(2 * classes)}"
             )
         self._transforms = [task.transform for task in stream]
         self._normed = any(isinstance(module, BATCH_NORMS) for module in net.modules())
@@ -273,7 +283,7 @@ class ICaRL(Distilled):
         assert isinstance(net, NearestMeans), "the network comes from `wrap`"
         self._recorded, self._exemplar_recorded, self._teacher = None, [], None
         classes = task.classes + sum(int(s.labels.max()) + 1 for s in self._exemplars)
-        share = self.memory // classes
+        share = self._size.samples // classes
         embeddings = self._embeddings(net, task.id, task.train, generator)
         self._exemplars = [truncate(split, share) for split in self._exemplars]
         self._exemplars.append(choose(task.train, embeddings, share))

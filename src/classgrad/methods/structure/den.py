@@ -299,10 +299,10 @@ class DEN(Expanding):
                         parameter.grad.add_(parameter.detach() - self._old[name], alpha=self.drift)
         super().adjust_gradients(net, step)
         if self.shrink == "step":
-            weights = self._shrunk(net, step.task.id)
+            weights = self._l1_weights(net, step.task.id)
             self._unmoved = {name: weight.detach().clone() for name, weight in weights.items()}
 
-    def _shrunk(self, net: Network, task: int) -> dict[str, Tensor]:
+    def _l1_weights(self, net: Network, task: int) -> dict[str, Tensor]:
         """Return the weights that are trained and have the L1 penalty, by name."""
         weights = {f"trunk.{wire.layer}.weight": layer.weight for wire, layer, _ in wires(net)}
         weights[f"heads.{task}.weight"] = net.head_parameters(task)[0]
@@ -314,7 +314,7 @@ class DEN(Expanding):
         super().after_step(net, step)
         rate = step.optimizer.param_groups[0]["lr"]
         moved = {}  # per weight matrix
-        for name, weight in self._shrunk(net, step.task.id).items():
+        for name, weight in self._l1_weights(net, step.task.id).items():
             free = None if self._free is None else self._free[name]
             if self.shrink == "step":
                 moved[name] = weight - self._unmoved[name]

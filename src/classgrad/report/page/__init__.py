@@ -11,12 +11,12 @@ from importlib.metadata import version
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from classgrad.errors import UserError
-from classgrad.report.page import drawing, tables
+from classgrad.errors import UserError, counted
+from classgrad.report.lines import ExperimentLine
+from classgrad.report.page import drawing, tables, verdict
 from classgrad.report.page.figures import figures
-from classgrad.report.page.summary import PublishedLine, Section, sections
+from classgrad.report.page.summary import Section, sections
 from classgrad.report.records import stream_name
-from classgrad.report.text import counted
 from classgrad.runs.record import RunRecord
 
 
@@ -33,7 +33,7 @@ def page(
     *,
     title: str | None = None,
     against: str | None = None,
-    published: Sequence[PublishedLine] = (),
+    published: Sequence[ExperimentLine] = (),
     live: Live | None = None,
 ) -> str:
     """Return a self-contained page that compares runs.
@@ -51,7 +51,8 @@ def page_of(
 ) -> str:
     """Return the self-contained page of some sections."""
     names = dict.fromkeys(stream_name(section.rows[0].runs[0]) for section in compared)
-    title = title or "Continual learning on " + ", ".join(names)
+    on = ", ".join(names) if len(names) < 3 else counted(len(names), "benchmark")
+    title = title or f"Continual learning on {on}"
     rows = [row for section in compared for row in section.rows]
     methods = counted(len({row.runs[0].method_name for row in rows}), "method")
     count = counted(sum(len(row.runs) for row in rows), "run")
@@ -95,7 +96,9 @@ def _template() -> Template:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.globals.update(drawing=drawing, figures=figures, tables=tables)
+    environment.globals.update(
+        drawing=drawing, figures=figures, tables=tables, verdict=verdict, counted=counted
+    )
     return environment.get_template("page.html")
 
 

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-STYLES = 7  # of lines: colours and marks
+STYLES = 10  # of lines: colours
+LEVELS = 16  # of the colours of heat maps on the page
 # The colours of heat maps, from light to dark: sand to deep blue.
 SHADES = [(247, 236, 214), (205, 214, 190), (122, 180, 182), (52, 123, 160), (20, 62, 110)]
 
@@ -35,23 +36,37 @@ def value_at(marks: Sequence[Mark | None], index: int) -> str:
     return f"{mark.value:.1f}" if mark else "–"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Series:
-    """A line: a mark or None for each position along the axis, and the number of its style."""
+    """A line: a mark or None for each position along the axis, and the number of its style.
+
+    A `bound` is what other lines are measured by. If it has its last mark only, it is a level line.
+    """
 
     label: str
     marks: list[Mark | None]
-    style: int
+    style: int = 0
+    bound: bool = False
+
+    @property
+    def last(self) -> Mark | None:
+        """The last mark there is."""
+        return next((mark for mark in reversed(self.marks) if mark), None)
+
+    @property
+    def level(self) -> bool:
+        """Tell whether there is only one mark, at the end."""
+        return self.bound and bool(self.marks[-1:] and self.marks[-1] and not any(self.marks[:-1]))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Panel:
     """One of the drawings of a figure."""
 
     title: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LinePanel(Panel):
     """Lines in one frame, in front of grey others for comparison."""
 
@@ -59,14 +74,14 @@ class LinePanel(Panel):
     others: list[Series]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HeatPanel(Panel):
     """A matrix, row by row."""
 
     cells: list[list[Mark | None]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DotPanel(Panel):
     """Values along one axis, and a note on them."""
 
@@ -74,7 +89,7 @@ class DotPanel(Panel):
     dots: list[Mark]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Bar:
     """A bar of one or more parts, and the text at its end."""
 
@@ -83,7 +98,7 @@ class Bar:
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BarPanel(Panel):
     """Bars below each other, and the names of their parts."""
 
@@ -91,42 +106,68 @@ class BarPanel(Panel):
     parts: list[str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Figure:
-    """What all types of figures have in common."""
+    """What all types of figures have in common.
+
+    The page shows the first `visible` panels and folds the others, or shows all for None. It folds
+    a figure that is `aside` with others of its kind.
+    """
 
     kind: str
     title: str
     note: str
     values: Values
     panels: Sequence[Panel]
+    visible: int | None = None
+    aside: bool = False
+
+    @property
+    def heading(self) -> str:
+        """What figures of its kind show, for a heading of several."""
+        return self.title.partition(":")[0].lower()
+
+    @property
+    def hidden(self) -> Sequence[Panel]:
+        """The panels that the page folds."""
+        return [] if self.visible is None else self.panels[self.visible :]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Lines(Figure):
-    """Values over tasks."""
+    """Values over tasks; `wide` figures have one panel with the names of lines at their ends."""
 
     panels: list[LinePanel]
     low: float
     high: float
     count: int  # of positions along the axis
     axis: str
+    wide: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Heat(Figure):
-    """Matrices of accuracies."""
+    """Matrices of accuracies, with the names of their rows and columns."""
 
     panels: list[HeatPanel]
     low: float
     high: float
+    tasks: list[str]
+
+    def share(self, value: float) -> float:
+        """Return where a value is between the lowest and the highest."""
+        return (value - self.low) / (self.high - self.low)
 
     def colour(self, value: float) -> str:
         """Return the colour of a value."""
-        return shade((value - self.low) / (self.high - self.low))
+        return shade(self.share(value))
+
+    def level(self, value: float) -> int:
+        """Return the number of a value's colour on the page."""
+        return min(max(round(self.share(value) * (LEVELS - 1)), 0), LEVELS - 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Dots(Figure):
     """Distributions."""
 
@@ -136,7 +177,7 @@ class Dots(Figure):
     axis: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Bars(Figure):
     """Amounts."""
 
@@ -192,6 +233,20 @@ def round_range(values: list[float], least: float = 1.0) -> tuple[float, float]:
         low, high = low - least / 2, high + least / 2
     step = step_of(low, high)
     return math.floor(low / step) * step, math.ceil(high / step) * step
+
+
+def tick_range(low: float, high: float) -> tuple[float, float]:
+    """Return a range that contains another, and begins and ends with a tick.
+
+    >>> tick_range(-10, 50)
+    (-20.0, 60.0)
+    """
+    while True:
+        step = step_of(low, high)
+        wider = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+        if step_of(*wider) == step:
+            return wider
+        low, high = wider
 
 
 def shade(share: float) -> str:

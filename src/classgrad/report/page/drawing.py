@@ -1,10 +1,13 @@
-"""Figures as inline SVG: a drawing for each panel, small enough for the screen of a phone."""
+"""Figures as inline SVG and tables, small enough for the screen of a phone, and readable there."""
 
+import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
 from classgrad.report.page.charts import (
+    LEVELS,
     STYLES,
     BarPanel,
     Bars,
@@ -16,6 +19,7 @@ from classgrad.report.page.charts import (
     LinePanel,
     Lines,
     Mark,
+    Panel,
     Series,
     depth,
     shade,
@@ -23,30 +27,54 @@ from classgrad.report.page.charts import (
     swarm,
     ticks,
 )
+from classgrad.report.page.figures import styles
+from classgrad.report.page.summary import Row, Section, track_range
 
 Axis = Callable[[float], float]
 
 
-def drawings(figure: Figure) -> list[Markup]:
-    """Return one drawing for each panel of a figure."""
-    if isinstance(figure, Lines):
-        return [lines(figure, panel) for panel in figure.panels]
-    if isinstance(figure, Heat):
-        return [heat(figure, panel) for panel in figure.panels]
-    if isinstance(figure, Dots):
-        return [dots(figure, panel) for panel in figure.panels]
-    if isinstance(figure, Bars):
-        return [bars(panel) for panel in figure.panels]
-    raise TypeError(f"no drawing for {type(figure).__name__}")
+@dataclass(frozen=True)
+class Size:
+    """The size of a drawing of lines, and how their names are written at its right side.
+
+    With no `letters` there is only a number, which the legend explains.
+    """
+
+    name: str  # CSS class: for which windows it is
+    width: float
+    height: float
+    right: float
+    letters: int = 0  # of a line of a name
+
+
+SMALL = Size("small", 240, 130, 10)
+SIZES = [Size("large", 1080, 275, 280, 33), Size("middle", 680, 300, 190, 22)]
+SIZES.append(Size("narrow", 350, 230, 34))
+MOST_TEXT = 4  # lines of a name
+LINE, TEXT = 15.0, 4.0  # height of a line of text, and from its middle to its baseline
+
+
+def drawings(figure: Figure, panel: Panel) -> list[Markup]:
+    """Return the drawings of a panel: one, or one for each size of windows."""
+    if isinstance(figure, Lines) and isinstance(panel, LinePanel):
+        return [lines(figure, panel, size) for size in (SIZES if figure.wide else [SMALL])]
+    if isinstance(figure, Heat) and isinstance(panel, HeatPanel):
+        return [heat(figure, panel)]
+    if isinstance(figure, Dots) and isinstance(panel, DotPanel):
+        return [dots(figure, panel)]
+    if isinstance(panel, BarPanel):
+        return [bars(panel)]
+    raise TypeError(f"no drawing for {type(panel).__name__}")
 
 
 def layout(figure: Figure) -> str:
     """Return the CSS class for the width of a figure's panels."""
-    if isinstance(figure, Lines) and len(figure.panels) == 1:
-        return "one"
+    if isinstance(figure, Lines):
+        return "one" if figure.wide else "usual"
     if isinstance(figure, Heat):
-        return "narrow" if max(len(panel.cells) for panel in figure.panels) <= 6 else "large"
-    return "wide" if isinstance(figure, Bars) else "usual"
+        count = max(len(panel.cells) for panel in figure.panels)
+        return "narrow" if count <= 6 else "third" if count <= 12 else "half"
+    return "wide" if isinstance(figure, Bars) else "strips"
 
 
 def legend(figure: Figure) -> list[tuple[Markup, str]]:
@@ -55,71 +83,121 @@ def legend(figure: Figure) -> list[tuple[Markup, str]]:
         parts = [part for panel in figure.panels for part in enumerate(panel.parts)]
         return [(element("i", "", class_=f"box p{index}"), name) for index, name in parts]
     if isinstance(figure, Lines):
-        styles = {line.label: line.style for panel in figure.panels for line in panel.series}
-        if len(styles) > 1 and not any(panel.others for panel in figure.panels):
-            return [(swatch(style), label) for label, style in styles.items()]
+        series = {line.label: line for panel in figure.panels for line in panel.series}
+        return [(swatch(line), label) for label, line in series.items()]
     return []
 
 
-def lines(figure: Lines, panel: LinePanel) -> Markup:
-    """Draw lines over tasks; in a figure of a single panel, with their names at their ends."""
-    named = len(figure.panels) == 1
-    width, height = (360.0, 215.0) if named else (240.0, 140.0)
-    left, right, top, bottom = 34.0, 88.0 if named else 10.0, 10.0, 34.0
+def lines(figure: Lines, panel: LinePanel, size: Size) -> Markup:
+    """Draw lines over tasks; in a wide figure, with their names at their ends."""
+    labels = _labels(panel.series, size, figure.low) if figure.wide else []
+    longest = max((len(text) for label in labels for text in label.texts), default=0)
+    left, top, bottom = 34.0, 12.0, 36.0
+    needed = sum(label.height for label in labels)
+    width, height = size.width, max(size.height, needed + top + bottom)
+    right = width - (min(size.right, 7.4 * longest + 40) if size.letters else size.right)
 
     def x_of(task: float) -> float:
-        return left + (width - left - right) * (task + 0.5) / max(figure.count, 1)
+        share = task / (figure.count - 1) if figure.count > 1 else 0.5
+        return left + 10 + (right - left - 20) * share
 
     def y_of(value: float) -> float:
         share = (value - figure.low) / (figure.high - figure.low)
         return top + (height - top - bottom) * (1 - share)
 
-    parts = []
-    for tick in ticks(figure.low, figure.high, 5 if named else 4):
+    parts, inside = [], []
+    for tick in ticks(figure.low, figure.high, 5 if figure.wide else 4):
         y = y_of(tick)
-        parts.append(element("path", class_="rule", d=f"M{left:g} {y:.1f}H{width - right:g}"))
-        parts.append(text(left - 5, y + 4, f"{tick:g}", "end"))
-    every = -(-figure.count // (10 if named else 6))
+        parts.append(element("path", class_="rule", d=f"M{left:g} {y:.1f}H{right:g}"))
+        parts.append(text(left - 5, y + TEXT, f"{tick:g}", "end"))
+    most = max(2, int((right - left) / 30))
+    every = -(-figure.count // most)
     parts += [
-        text(x_of(task), height - bottom + 14, str(task + 1), "middle")
+        text(x_of(task), height - bottom + 15, str(task + 1), "middle")
         for task in range(0, figure.count, every)
     ]
-    parts.append(text((left + width - right) / 2, height - 3, figure.axis, "middle"))
+    parts.append(text((left + right) / 2, height - 4, figure.axis, "middle"))
     for series in panel.others:
-        parts.append(element("path", class_="other", d=_path(series, x_of, y_of)))
+        last = series.last
+        tip = Mark(0.0, f"{series.label}: {last.value:.1f} % at the end" if last else series.label)
+        inside.append(with_tip("path", tip, class_="other", d=_path(series, x_of, y_of)))
     for series in panel.series:
-        parts.append(element("path", class_=_class("line", series), d=_path(series, x_of, y_of)))
+        path = _path(series, x_of, y_of)
+        if series.level and series.last:
+            path = f"M{left:g} {y_of(series.last.value):.1f}H{x_of(figure.count - 1):.1f}"
+        inside.append(element("path", class_=_class("line", series), d=path))
         for task, mark in enumerate(series.marks):
-            if mark:
-                symbol = _symbol(series.style, x_of(task), y_of(mark.value))
-                parts.append(with_tip("path", mark, class_=_class("mark", series), d=symbol))
-    if named:
-        parts += _names_at_ends(panel.series, y_of, width - right + 6, height - bottom)
-    ends = [f"{line.label} {_last(line):.1f}" for line in panel.series if any(line.marks)]
+            if mark and figure.low <= mark.value <= figure.high:
+                symbol = _symbol(series, x_of(task), y_of(mark.value))
+                inside.append(with_tip("path", mark, class_=_class("mark", series), d=symbol))
+    frame = {"x": left, "y": top - 6, "width": right - left, "height": height - top - bottom + 12}
+    box = " ".join(f"{value:g}" for value in frame.values())
+    parts.append(element("svg", *inside, **frame, viewBox=box, class_="frame"))
+    parts += _names_at_ends(labels, y_of, (x_of(figure.count - 1), right, height - bottom))
+    ends = [f"{line.label} {line.last.value:.1f}" for line in panel.series if line.last]
     title = f"{figure.title}, {panel.title}" if panel.title else figure.title
     description = f"{title}. At the end, %: {', '.join(ends) or 'nothing measured'}."
-    return picture(width, height, description, parts)
+    return picture(width, height, description, parts, size.name)
 
 
-def _names_at_ends(series: Sequence[Series], y_of: Axis, x: float, lowest: float) -> list[Markup]:
-    """Return the names of lines beside their last marks, moved apart where they would overlap."""
-    ends = [(y_of(_last(line)), line) for line in series if any(line.marks)]
-    ends.sort(key=lambda end: end[0])
-    gap = 12.5
-    heights: list[float] = []
-    for y, _ in ends:
-        heights.append(max(y, heights[-1] + gap) if heights else y)
-    for i in reversed(range(len(heights))):
-        limit = heights[i + 1] - gap if i + 1 < len(heights) else lowest
-        heights[i] = min(heights[i], limit)
-    return [
-        text(x, y + 4, brief(line.label, 14), "start", "name")
-        for y, (_, line) in zip(heights, ends, strict=True)
-    ]
+@dataclass(frozen=True)
+class Label:
+    """The name of a line on one or more lines of text, and its last value."""
+
+    series: Series
+    texts: list[str]
+    value: float
+
+    @property
+    def height(self) -> float:
+        """How much space it needs."""
+        return LINE * len(self.texts) + 1
 
 
-def _last(series: Series) -> float:
-    return [mark.value for mark in series.marks if mark][-1]
+def _labels(series: Sequence[Series], size: Size, low: float) -> list[Label]:
+    """Return the names of lines, from the highest end to the lowest."""
+    result = []
+    for number, line in enumerate(series, 1):
+        if not line.last:
+            continue
+        value = line.last.value
+        texts = [str(number)]
+        if size.letters:
+            below = " ↓" if value < low else ""
+            texts = textwrap.wrap(f"{value:.1f}{below} {line.label}", size.letters)
+            texts = [*texts[:MOST_TEXT], *["…"] * (len(texts) > MOST_TEXT)]
+        result.append(Label(line, texts, value))
+    return sorted(result, key=lambda label: -label.value)
+
+
+def _names_at_ends(
+    labels: Sequence[Label], y_of: Axis, place: tuple[float, float, float]
+) -> list[Markup]:
+    """Return names beside the ends of lines, moved apart where they would overlap."""
+    end, right, lowest = place
+    middles: list[float] = []
+    free = 0.0  # above it all space is taken
+    for label in labels:
+        middle = max(min(y_of(label.value), lowest), free + label.height / 2)
+        middles.append(middle)
+        free = middle + label.height / 2
+    limit = lowest
+    for index in reversed(range(len(middles))):
+        half = labels[index].height / 2
+        middles[index] = min(middles[index], limit - half)
+        limit = middles[index] - half
+    parts = []
+    for label, middle in zip(labels, middles, strict=True):
+        y = min(y_of(label.value), lowest + 4)
+        start = right + 20
+        leader = f"M{end + 6:.1f} {y:.1f}L{start - 4:.1f} {middle:.1f}"
+        parts.append(element("path", class_=_class("leader", label.series), d=leader))
+        first = middle - LINE * (len(label.texts) - 1) / 2 + TEXT
+        parts += [
+            text(start, first + LINE * index, line, "start", _class("name", label.series))
+            for index, line in enumerate(label.texts)
+        ]
+    return parts
 
 
 def _path(series: Series, x_of: Axis, y_of: Axis) -> str:
@@ -133,11 +211,11 @@ def _path(series: Series, x_of: Axis, y_of: Axis) -> str:
 
 
 def _class(kind: str, series: Series) -> str:
-    return f"{kind} s{series.style % STYLES} d{series.style % STYLES}"
+    return f"{kind} bound" if series.bound else f"{kind} s{series.style % STYLES}"
 
 
-def _symbol(style: int, x: float, y: float) -> str:
-    """Return the symbol of a style as a path: circle, square, triangle, diamond, ..."""
+def _symbol(series: Series, x: float, y: float) -> str:
+    """Return the symbol of a line as a path: circle, square, triangle, diamond, ..."""
     r = 3.4
     symbols = [
         f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0",
@@ -148,75 +226,177 @@ def _symbol(style: int, x: float, y: float) -> str:
         f"M{x - 4:.1f} {y - 1.3:.1f}h2.7v-2.7h2.6v2.7h2.7v2.6h-2.7v2.7h-2.6v-2.7h-2.7z",
         f"M{x - 4.4:.1f} {y - 1.8:.1f}h8.8v3.6h-8.8z",
     ]
-    return symbols[(style + style // STYLES) % STYLES]
+    return symbols[-1] if series.bound else symbols[series.style % (len(symbols) - 1)]
 
 
-def swatch(style: int) -> Markup:
+def swatch(series: Series) -> Markup:
     """Draw the sample of a line for the legend."""
-    sample = Series("", [], style)
-    line = element("path", class_=_class("line", sample), d="M1 7H29")
-    mark = element("path", class_=_class("mark", sample), d=_symbol(style, 15, 7))
+    line = element("path", class_=_class("line", series), d="M1 7H29")
+    mark = element("path", class_=_class("mark", series), d=_symbol(series, 15, 7))
     return element("svg", line, mark, viewBox="0 0 30 14", class_="swatch", aria_hidden="true")
 
 
+def sample(section: Section, row: Row) -> Markup:
+    """Draw the sample of a row's line, which is the same in all figures; nothing if it has none."""
+    known = styles(section)
+    if row.label not in known:
+        return Markup("")
+    style = known[row.label]
+    return swatch(Series(label=row.label, marks=[], style=style or 0, bound=style is None))
+
+
 def heat(figure: Heat, panel: HeatPanel) -> Markup:
-    """Draw a matrix, with values in its cells where there is space."""
-    count = max(len(each.cells) for each in figure.panels)
-    width = 300.0 if count > 6 else 200.0
-    left, top, bottom = 22.0, 2.0, 16.0
-    side = min((width - left - 2) / count, 40.0)
-    parts = []
-    for i, line in enumerate(panel.cells):
-        y = top + i * side
-        parts.append(text(left - 5, y + side / 2 + 4, str(i + 1), "end"))
-        parts.append(text(left + (i + 0.5) * side, top + count * side + 13, str(i + 1), "middle"))
-        for j, mark in enumerate(line):
-            if mark:
-                x, colour = left + j * side, figure.colour(mark.value)
-                cell = [element("rect", x=x, y=y, width=side - 1, height=side - 1, fill=colour)]
-                if count <= 12:
-                    middle = {"x": x + side / 2 - 0.5, "y": y + side / 2 + 3.5}
-                    value = f"{mark.value:.0f}"
-                    cell.append(element("text", value, **middle, class_=f"on-{depth(colour)}"))
-                parts.append(with_tip("g", mark, *cell))
+    """Return a matrix as a table whose cells have the colours of their values."""
+    count = len(panel.cells)
+    names = [name.replace("_", " ") for name in figure.tasks]
+    names += [f"task {task + 1}" for task in range(len(names), count)]
+    head = [element("td", "")] + [
+        element("th", str(task + 1), scope="col", title=names[task]) for task in range(count)
+    ]
+    rows = [element("tr", *head)]
+    for task, line in enumerate(panel.cells):
+        number = element("b", str(task + 1))
+        name = element("span", names[task])
+        cells = [element("th", number, name, scope="row", title=names[task])]
+        for mark in line:
+            if mark is None:
+                cells.append(element("td", ""))
+                continue
+            level = figure.level(mark.value)
+            text_class = depth(shade(level / (LEVELS - 1)))
+            cells.append(
+                element(
+                    "td", f"{mark.value:.0f}", class_=f"h{level} on-{text_class}", data_tip=mark.tip
+                )
+            )
+        cells += [element("td", "")] * (count - len(line))
+        rows.append(element("tr", *cells))
     known = [mark.value for line in panel.cells for mark in line if mark]
-    description = f"{figure.title}, {panel.title}: from {min(known):.1f} to {max(known):.1f} %."
-    return picture(width, top + count * side + bottom, description, parts)
+    description = f"{figure.title}, {panel.title}: from {min(known):.1f} to {max(known):.1f} %"
+    return element(
+        "table",
+        element("thead", rows[0]),
+        element("tbody", *rows[1:]),
+        class_=f"heat{' many' if count > 12 else ''} names-{_name_width(names)}",
+        aria_label=description,
+        data_marks="",
+    )
+
+
+def _name_width(names: Sequence[str]) -> str:
+    """Return the CSS class for the column of the longest name."""
+    longest = max(map(len, names), default=0)
+    return "short" if longest <= 9 else "usual" if longest <= 16 else "long"
 
 
 def scale(figure: Heat) -> Markup:
     """Draw the colours of a heat map, from the lowest value to the highest."""
     parts = [
-        element("rect", x=40 + 5.0 * i, y=2, width=5.2, height=10, fill=shade(i / 23))
-        for i in range(24)
+        element("rect", x=44 + 7.5 * i, y=2, width=7.7, height=10, fill=shade(i / (LEVELS - 1)))
+        for i in range(LEVELS)
     ]
     ends = [
-        text(35, 11, f"{figure.low:g} %", "end"),
-        text(165, 11, f"{figure.high:g} %", "start"),
+        text(38, 12, f"{figure.low:g} %", "end"),
+        text(170, 12, f"{figure.high:g} %", "start"),
     ]
-    return element("svg", *parts, *ends, viewBox="0 0 210 15", class_="scale", aria_hidden="true")
+    return element("svg", *parts, *ends, viewBox="0 0 215 15", class_="scale", aria_hidden="true")
 
 
 def dots(figure: Dots, panel: DotPanel) -> Markup:
-    """Draw values along an axis; dots that would overlap are moved apart."""
-    width, height, left, right, middle = 280.0, 70.0, 12.0, 12.0, 28.0
+    """Draw values along an axis; dots that would overlap are moved apart.
 
-    def x_of(value: float) -> float:
-        return left + (width - left - right) * (value - figure.low) / (figure.high - figure.low)
-
+    The drawing is stretched to the width there is. Dots are lines without length, whose round ends
+    keep their size.
+    """
+    x_of = _stretched(figure.low, figure.high)
     parts = []
-    for tick in ticks(figure.low, figure.high, 4):
+    for tick in ticks(figure.low, figure.high):
         kind = "zero" if tick == 0 else "rule"
-        parts.append(element("path", class_=kind, d=f"M{x_of(tick):.1f} 4V52"))
-        parts.append(text(x_of(tick), 65, f"{tick:g}".replace("-", "−"), "middle"))
-    offsets = swarm([dot.value for dot in panel.dots], figure.low, figure.high)
+        parts.append(element("path", class_=kind, d=f"M{x_of(tick):.1f} 0V40"))
+    offsets = swarm([dot.value for dot in panel.dots], figure.low, figure.high, 120)
     for dot, offset in zip(panel.dots, offsets, strict=True):
-        y = middle + 22 * offset
-        parts.append(with_tip("circle", dot, class_="dot", cx=x_of(dot.value), cy=y, r=2.6))
+        path = f"M{x_of(dot.value):.1f} {20 + 16 * offset:.1f}h.1"
+        parts.append(with_tip("path", dot, class_="dot", d=path))
     if panel.dots:
         mean = sum(dot.value for dot in panel.dots) / len(panel.dots)
-        parts.append(element("path", class_="mean", d=f"M{x_of(mean):.1f} 2V54"))
-    return picture(width, height, f"{figure.title}, {panel.title}: {panel.note}.", parts)
+        parts.append(element("path", class_="mean", d=f"M{x_of(mean):.1f} 3V37"))
+    title = f"{figure.title}, {panel.title}: {panel.note}."
+    return picture(1000, 40, title, parts, "strip", stretched=True)
+
+
+def dots_axis(figure: Dots) -> list[str]:
+    """Return the values at the ticks of an axis of dots, from one end to the other."""
+    return [f"{tick:g}".replace("-", "−") for tick in ticks(figure.low, figure.high)]
+
+
+def _stretched(low: float, high: float) -> Axis:
+    """Return where values are in a drawing 1000 wide, with space for dots at both ends."""
+    return lambda value: 8 + 984 * (value - low) / (high - low)
+
+
+def track(section: Section, row: Row) -> Markup:
+    """Draw the accuracy of a row: when learnt, at the end, and the paper's."""
+    low, high = track_range(section)
+    x_of = _stretched(low, high)
+    learnt, end = row.when_learnt, row.accuracy
+    parts = [element("path", class_="rule", d="M0 12H1000")]
+    tips = []
+    if end and learnt:
+        change = f"M{x_of(learnt.mean):.1f} 12H{x_of(end.mean):.1f}"
+        kind = "lost" if end.mean < learnt.mean else "gained"
+        parts.append(element("path", class_=f"change {kind}", d=change))
+    if row.papers and row.papers[0].line.accuracy is not None:
+        published = row.papers[0].line.accuracy
+        parts.append(element("path", class_="published", d=f"M{x_of(published):.1f} 1V23"))
+        tips.append(f"paper {published:.1f} %")
+    if learnt:
+        place = f"M{x_of(learnt.mean):.1f} 12h.1"
+        parts += [element("path", class_=f"then {part}", d=place) for part in ("out", "in")]
+        tips.insert(0, f"when learnt {learnt.text()} %")
+    if end:
+        parts.append(element("path", class_="now", d=f"M{x_of(end.mean):.1f} 12h.1"))
+        tips.insert(1 if learnt else 0, f"at the end {end.text()} %")
+    tip = Mark(0.0, f"{row.label}: {', '.join(tips)}")
+    area = with_tip("rect", tip, class_="area", x=0, y=0, width=1000, height=24)
+    return element(
+        "svg",
+        *parts,
+        area,
+        viewBox="0 0 1000 24",
+        preserveAspectRatio="none",
+        class_="track",
+        aria_hidden="true",
+    )
+
+
+def graphic(section: Section, row: Row, name: str, value: float | None) -> Markup:
+    """Draw a value of the table of best lines, in columns that have a drawing."""
+    values = {
+        "task unknown": lambda one: one.task_free.accuracy.mean if one.task_free else 0.0,
+        "time": lambda one: one.seconds,
+        "memory": lambda one: one.memory,
+    }
+    if value is None or name not in {*values, "free rank"}:
+        return Markup("")
+    most = 100.0 if name == "free rank" else max(values[name](one) for one in section.best)
+    return share_bar(value, most)
+
+
+def share_bar(value: float, most: float) -> Markup:
+    """Draw a bar for a value in a table."""
+    width = max(0.0, min(100.0, 100 * value / most)) if most > 0 else 0.0
+    parts = [
+        element("rect", class_=kind, x=0, y=0, width=length, height=4)
+        for kind, length in (("all", 100.0), ("part", width))
+    ]
+    return element(
+        "svg",
+        *parts,
+        viewBox="0 0 100 4",
+        preserveAspectRatio="none",
+        class_="bar",
+        aria_hidden="true",
+    )
 
 
 def bars(panel: BarPanel) -> Markup:
@@ -240,10 +420,26 @@ def bars(panel: BarPanel) -> Markup:
     return picture(width, step * len(panel.bars), f"{panel.title}: {amounts}.", parts)
 
 
-def picture(width: float, height: float, description: str, parts: Sequence[Markup]) -> Markup:
+def picture(
+    width: float,
+    height: float,
+    description: str,
+    parts: Sequence[Markup],
+    class_: str | None = None,
+    *,
+    stretched: bool = False,
+) -> Markup:
     """Return a drawing that fills the available width, with a description for screen readers."""
-    box = f"0 0 {width:g} {height:g}"
-    return element("svg", *parts, viewBox=box, role="img", aria_label=description)
+    return element(
+        "svg",
+        *parts,
+        viewBox=f"0 0 {width:g} {height:g}",
+        preserveAspectRatio="none" if stretched else None,
+        role="img",
+        aria_label=description,
+        class_=class_,
+        data_marks="",
+    )
 
 
 def with_tip(name: str, mark: Mark, *children: str, **attributes: object) -> Markup:
@@ -277,13 +473,3 @@ def element(name: str, /, *children: str, **attributes: object) -> Markup:
 def _plain(value: object) -> str:
     """Return a coordinate with at most one decimal, and any other value as it is."""
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
-
-
-def brief(label: str, most: int) -> str:
-    """Shorten a label that is too long: leave out the names of settings, then its end.
-
-    >>> brief("cgp similarity=0.7 contrast=0.1", 14), brief("gpm", 14)
-    ('cgp 0.7 0.1', 'gpm')
-    """
-    words = label.split() if len(label) > most else [label]
-    return short(" ".join(word.rpartition("=")[2] or word for word in words), most)

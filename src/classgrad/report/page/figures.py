@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from classgrad.errors import counted
 from classgrad.report.page.charts import (
     Bar,
     BarPanel,
@@ -19,14 +20,19 @@ from classgrad.report.page.charts import (
     Series,
     Values,
     round_range,
+    tick_range,
     value_at,
 )
 from classgrad.report.page.summary import Row, Section
-from classgrad.report.text import counted, duration, size
+from classgrad.report.text import duration, size
 from classgrad.runs.record import Layer, MeanStd, RunRecord, mean_std
 
-MAX_TOGETHER = 7  # lines that can be told apart in one frame
-MAX_OTHERS = 30  # grey lines in a frame: with all of them a page of many methods is huge
+MAX_OTHERS = 30  # grey lines in a frame: with all of many the page is huge
+MATRICES = 3  # that the page shows at once
+MATRICES_OF_MANY_TASKS = 2
+MANY_TASKS = 12
+WIDE = 3  # times the range of the best lines: then the frame is not for all
+MANY_LAYERS = 6  # of a deep network, whose frames the page folds
 PHASES = {"train": "training", "memory": "memory update", "evaluate": "evaluation"}
 Losses = Mapping[tuple[str, str], MeanStd]  # by task and class
 
@@ -38,23 +44,45 @@ def figures(section: Section) -> list[Figure]:
     return [*(figure for figure in optional if figure), cost(section)]
 
 
+def styles(section: Section) -> dict[str, int | None]:
+    """Return the style of each of the best lines in all figures; None for a bound."""
+    competing = [row.label for row in section.best if not row.bound]
+    return {row.label: None if row.bound else competing.index(row.label) for row in section.best}
+
+
+def _series(section: Section, label: str, marks: list[Mark | None]) -> Series:
+    style = styles(section).get(label, 0)
+    return Series(label=label, marks=marks, style=style or 0, bound=style is None)
+
+
 def curve(section: Section) -> Lines | None:
-    """Return the average accuracy after each task: a line for each row."""
+    """Return the average accuracy after each task: a line for each row, the best in colour."""
     averages = [[row.average(after) for after in section.task_indices] for row in section.rows]
     known = [average.mean for line in averages for average in line if average]
     if not known:
         return None
-    lines = [
-        Series(row.label, _after_tasks(row.label, line, section.tasks), style)
-        for style, (row, line) in enumerate(zip(section.rows, averages, strict=True))
+    series = [
+        _series(section, row.label, _after_tasks(row.label, line, section.tasks))
+        for row, line in zip(section.rows, averages, strict=True)
     ]
-    grey = "the" if len(lines) - 1 <= MAX_OTHERS else "some of the"
+    best = [row.label for row in section.best]
+    named = [line for line in series if line.label in best and line.last]
+    others = [line for line in series if line.label not in best and line.last]
+    grey = "other" if len(others) <= MAX_OTHERS else "some of the other"
+    dashed = any(line.level for line in named)
     low, high = round_range(known)
+    focus = [mark.value for line in named if not line.bound for mark in line.marks if mark]
+    below = ""
+    if focus and high - low > WIDE * (round_range(focus)[1] - round_range(focus)[0]):
+        low, high = round_range(focus)
+        below = " Lines that leave the frame go on below it."
     return Lines(
         kind="curve",
         title="Average accuracy after each task",
         note="Mean accuracy, %, on the tasks learnt so far."
-        + (f" Grey: {grey} other methods." if len(lines) > MAX_TOGETHER else ""),
+        + (" Level: all tasks at once." if dashed else "")
+        + (f" Grey: {grey} lines." if others else "")
+        + below,
         values=Values(
             ["after task", *(row.label for row in section.rows)],
             [
@@ -62,11 +90,12 @@ def curve(section: Section) -> Lines | None:
                 for after, name in enumerate(section.tasks)
             ],
         ),
-        panels=_frames(lines),
+        panels=[LinePanel(title="", series=named, others=_spread(others))],
         low=low,
         high=min(high, max(100.0, *known)),
         count=len(section.tasks),
         axis="task learnt",
+        wide=True,
     )
 
 
@@ -79,42 +108,34 @@ def _after_tasks(
     ]
 
 
-def _frames(lines: list[Series]) -> list[LinePanel]:
-    """Put a few lines into one frame, but each of many into its own, in front of the others."""
-    if len(lines) <= MAX_TOGETHER:
-        return [LinePanel("", lines, [])]
-    return [
-        LinePanel(line.label, [Series(line.label, line.marks, 0)], _others(line, lines))
-        for line in lines
-    ]
-
-
-def _others(line: Series, lines: list[Series]) -> list[Series]:
-    """Return the lines behind one: all others, or some of them at equal intervals."""
-    others = [other for other in lines if other is not line]
-    count = min(len(others), MAX_OTHERS)
-    return [others[index * len(others) // count] for index in range(count)]
+def _spread(lines: list[Series]) -> list[Series]:
+    """Return all lines, or of very many some at equal intervals."""
+    count = min(len(lines), MAX_OTHERS)
+    return [lines[index * len(lines) // count] for index in range(count)]
 
 
 def matrices(section: Section) -> Heat | None:
-    """Return the accuracy on each task after each task: a matrix for each row."""
+    """Return the accuracy on each task after each task: a matrix for each row.
+
+    The first are of the best method, of the one that forgets most, and of the second.
+    """
     panels = []
-    for row in section.rows:
+    for row in _telling(section):
         cells = [
             [_cell(section.tasks, after, task, row.cell(after, task)) for task in range(after + 1)]
             for after in range(row.learnt)
         ]
         if any(mark for line in cells for mark in line):
-            panels.append(HeatPanel(row.label, cells))
+            panels.append(HeatPanel(title=row.label, cells=cells))
     if not panels:
         return None
     low, high = heat_range(panels)
     tasks = section.task_indices
+    many = len(section.tasks) > MANY_TASKS
     return Heat(
         kind="matrix",
         title="Accuracy on each task after each task",
-        note="A row for each task learnt, a column for each task measured; accuracy, %, mean over "
-        "seeds. A column that fades downwards is a task that is forgotten.",
+        note="Row: task learnt; column: task measured, %. Fading down: forgotten.",
         values=Values(
             ["method", "after task", *(str(task + 1) for task in tasks)],
             [
@@ -124,9 +145,23 @@ def matrices(section: Section) -> Heat | None:
             ],
         ),
         panels=panels,
+        visible=MATRICES_OF_MANY_TASKS if many else MATRICES,
         low=low,
         high=high,
+        tasks=section.tasks,
     )
+
+
+def _telling(section: Section) -> list[Row]:
+    """Return rows with a matrix: the best method, the one that forgets most, the second, others."""
+    rows = [row for row in section.rows if not row.joint]
+    competing = [row for row in section.competing if row in rows]
+    best = competing[:1]
+    second = [row for row in competing if row.method != best[0].method][:1] if best else []
+    known = [row for row in rows if row.complete and row.transfer]
+    worst = sorted(known, key=lambda row: row.transfer.mean if row.transfer else 0.0)[:1]
+    first = [*best, *worst, *second, *rows]
+    return [row for index, row in enumerate(first) if row not in first[:index]]
 
 
 def _cell(tasks: Sequence[str], after: int, task: int, accuracy: MeanStd | None) -> Mark | None:
@@ -143,29 +178,37 @@ def heat_range(panels: Sequence[HeatPanel]) -> tuple[float, float]:
 
 
 def forgetting(section: Section) -> Dots | None:
-    """Return how much accuracy each class lost: a dot for each class."""
-    losses = [_losses(row) for row in section.rows]
+    """Return how much accuracy each class lost in the best lines: a dot for each class."""
+    rows = [row for row in section.best if not row.joint]
+    losses = [_losses(row) for row in rows]
     classes = list(dict.fromkeys(key for row_losses in losses for key in row_losses))
     known = [loss.mean for row_losses in losses for loss in row_losses.values()]
     if not known:
         return None
-    low, high = round_range([*known, 0.0], least=5.0)
+    low, high = tick_range(*round_range([*known, 0.0], least=5.0))
+    still = [
+        row.label
+        for row, row_losses in zip(rows, losses, strict=True)
+        if row_losses and not any(round(loss.mean, 1) for loss in row_losses.values())
+    ]
+    drawn = [row.label for row in rows if row.label not in still]
+    unchanged = f" Nothing changed with {', '.join(still)}." if still and drawn else ""
     return Dots(
         kind="forgetting",
         title="Forgetting of each class",
-        note="A dot is a class: points of accuracy lost since it was learnt, mean over seeds. Left "
-        "of zero it gained. The line is the mean.",
+        note="A dot is a class: points of accuracy lost since it was learnt. Left of zero it "
+        f"gained. The line is the mean.{unchanged}",
         values=Values(
-            ["task", "class", *(row.label for row in section.rows)],
+            ["task", "class", *(row.label for row in rows)],
             [
                 [*key, *(_text(row_losses.get(key), signed=True) for row_losses in losses)]
                 for key in classes
             ],
         ),
         panels=[
-            DotPanel(row.label, _worst(row_losses), _lost_dots(row_losses))
-            for row, row_losses in zip(section.rows, losses, strict=True)
-            if row_losses
+            DotPanel(title=row.label, note=_worst(row_losses), dots=_lost_dots(row_losses))
+            for row, row_losses in zip(rows, losses, strict=True)
+            if row_losses and (row.label in drawn or not drawn)
         ],
         low=low,
         high=high,
@@ -198,34 +241,40 @@ def _worst(losses: Losses) -> str:
 
 
 def free_rank(section: Section) -> Lines | None:
-    """Return the free rank of each layer in per cent: a frame for each layer."""
-    shares = {row.label: _free_shares(row, section.tasks) for row in section.rows}
+    """Return the free rank of each layer in per cent: a frame for each layer.
+
+    The page shows at once those of the first row that has any, unless they are many.
+    """
+    rows = section.best
+    shares = {row.label: _free_shares(row, section.tasks) for row in rows}
     layers = list(dict.fromkeys(name for row_shares in shares.values() for name in row_shares))
     if not layers or not section.tasks:
         return None
-    methods = [method for method, row_shares in shares.items() if row_shares]
     lines = {
         layer: [
-            Series(method, shares[method][layer], style)
-            for style, method in enumerate(methods)
-            if layer in shares[method]
+            _series(section, method, row_shares[layer])
+            for method, row_shares in shares.items()
+            if layer in row_shares
         ]
         for layer in layers
     }
+    first = next(len(row_shares) for row_shares in shares.values() if row_shares)
     tasks = section.task_indices
     return Lines(
-        kind="room",
+        kind="free-rank",
         title="Free rank of each layer",
         note="Directions of a layer, or its units, that are not protected, %, after each task.",
         values=Values(
             ["layer", "method", *(str(task + 1) for task in tasks)],
             [
                 [layer, line.label, *(value_at(line.marks, task) for task in tasks)]
-                for layer, layer_lines in lines.items()
-                for line in layer_lines
+                for layer in layers
+                for line in lines[layer]
             ],
         ),
-        panels=[LinePanel(layer, layer_lines, []) for layer, layer_lines in lines.items()],
+        panels=[LinePanel(title=layer, series=lines[layer], others=[]) for layer in layers],
+        visible=first if first <= MANY_LAYERS < len(layers) else None,
+        aside=first > MANY_LAYERS,
         low=0.0,
         high=100.0,
         count=len(section.tasks),
@@ -272,10 +321,11 @@ def merged_classes(row: Row) -> Dots | None:
         return None
     layers = {layer.name: _groups(run, layer) for layer in run.layers if layer.groups}
     cosines = [cosine for groups in layers.values() for g in groups for _, cosine in g.joined]
-    low, high = round_range(cosines or [0.0, 1.0], least=0.1)
+    low, high = tick_range(*round_range(cosines or [0.0, 1.0], least=0.1))
     return Dots(
         kind="merged",
         title=f"Classes merged by base refining: {row.label}, seed {run.seed}",
+        aside=True,
         note="A dot is a class that joined the group of an earlier one, by their cosine. The "
         "classes of a group share directions.",
         values=Values(
@@ -320,7 +370,8 @@ def _groups_panel(layer: str, groups: Sequence[Group]) -> DotPanel:
         for group in groups
         for name, cosine in group.joined
     ]
-    return DotPanel(layer, f"{classes} classes in {counted(len(groups), 'group')}", dots)
+    note = f"{classes} classes in {counted(len(groups), 'group')}"
+    return DotPanel(title=layer, note=note, dots=dots)
 
 
 def cost(section: Section) -> Bars:
@@ -336,17 +387,19 @@ def cost(section: Section) -> Bars:
             for phase, value in zip(PHASES.values(), spent, strict=True)
         ]
         memory = size(round(row.memory))
-        times.append(Bar(row.label, parts, duration(row.seconds)))
-        memories.append(Bar(row.label, [Mark(row.memory, f"{row.label}: {memory}")], memory))
+        times.append(Bar(label=row.label, parts=parts, text=duration(row.seconds)))
+        kept = Mark(row.memory, f"{row.label}: {memory}")
+        memories.append(Bar(label=row.label, parts=[kept], text=memory))
         lines.append([row.label, *map(duration, [*spent, row.seconds]), memory])
     return Bars(
         kind="cost",
         title="Time and memory",
+        aside=True,
         note="Of a run, mean over seeds. Memory is what a method keeps between tasks.",
         values=Values(["method", *PHASES.values(), "time", "memory"], lines),
         panels=[
-            BarPanel("Time by phase", times, list(PHASES.values())),
-            BarPanel("Memory", memories, []),
+            BarPanel(title="Time by phase", bars=times, parts=list(PHASES.values())),
+            BarPanel(title="Memory", bars=memories, parts=[]),
         ],
     )
 

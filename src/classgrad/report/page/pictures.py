@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 COLOURS = ["#0b66b0", "#c04a00", "#00795a", "#a23a7d", "#8a6100", "#5a52b5", "#4b5563"]
-MARKERS = "os^DvP_"
+COLOURS += ["#0e7490", "#b91c1c", "#3f6212"]
+BOUND = "0.45"  # grey
+MARKERS = "os^DvPXph*"
 DASHES = ["-", "--", ":", "-."]
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # keeps text searchable and editable
@@ -67,15 +69,27 @@ def draw_matrices(records: Sequence[RunRecord], path: Path) -> Path:
     """Draw the accuracy matrices of runs side by side into an image file; return its path."""
     panels = [
         HeatPanel(
-            f"{record.method_name}   ACC {number(record.average_accuracy)}"
+            title=f"{record.method_name}   ACC {number(record.average_accuracy)}"
             f"   BWT {number(record.backward_transfer, signed=True)}",
-            [[None if v is None else Mark(v, "") for v in row] for row in record.accuracy_matrix],
+            cells=[
+                [None if v is None else Mark(v, "") for v in row] for row in record.accuracy_matrix
+            ],
         )
         for record in records
     ]
     low, high = heat_range(panels)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _save(Heat("matrix", "", "", Values([], []), panels, low, high), [path])
+    figure = Heat(
+        kind="matrix",
+        title="",
+        note="",
+        values=Values([], []),
+        panels=panels,
+        low=low,
+        high=high,
+        tasks=max((record.tasks for record in records), key=len, default=[]),
+    )
+    _save(figure, [path])
     return path
 
 
@@ -137,7 +151,7 @@ def _size(figure: Figure) -> tuple[float, float]:
     if isinstance(figure, Bars):
         return 5.0, 1.0 + 0.25 * len(figure.panels[0].bars)
     if isinstance(figure, Lines):
-        return (7.0, 4.0) if len(figure.panels) == 1 else (3.2, 2.4)
+        return (9.0, 4.0) if figure.wide else (3.2, 2.4)
     return (3.2, 3.0) if isinstance(figure, Heat) else (3.2, 1.6)
 
 
@@ -157,11 +171,13 @@ def _lines(figure: Lines, axis: Any, panel: LinePanel) -> None:
         axis.plot(*_points(series.marks), color="0.85", linewidth=0.8)
     for series in panel.series:
         style = series.style % STYLES
+        if series.level and series.last:
+            axis.axhline(series.last.value, color=BOUND, linestyle=":", linewidth=1)
         axis.plot(
             *_points(series.marks),
-            color=COLOURS[style],
-            marker=MARKERS[(series.style + series.style // STYLES) % STYLES],
-            linestyle=DASHES[series.style % len(DASHES)],
+            color=BOUND if series.bound else COLOURS[style],
+            marker="_" if series.bound else MARKERS[style],
+            linestyle=":" if series.bound else DASHES[style % len(DASHES)],
             markersize=4,
             label=_plain(series.label),
         )
@@ -169,7 +185,9 @@ def _lines(figure: Lines, axis: Any, panel: LinePanel) -> None:
     axis.set_ylim(figure.low, figure.high)
     axis.set_xlabel(figure.axis, fontsize=8)
     axis.grid(axis="y", color="0.9")
-    if len(panel.series) > 1:
+    if figure.wide:
+        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    elif len(panel.series) > 1:
         axis.legend(fontsize=7, loc="best")
 
 

@@ -53,7 +53,7 @@ document.addEventListener("scroll", place, { passive: true, capture: true });
 
 // Each drawing is one tab stop; the arrow keys move from value to value in it.
 document.addEventListener("focusin", ({ target }) => {
-  goTo(target.matches("svg:focus-visible") ? target.querySelector("[data-tip]") : null);
+  goTo(target.matches("[data-marks]:focus-visible") ? target.querySelector("[data-tip]") : null);
 });
 document.addEventListener("focusout", () => goTo(null));
 document.addEventListener("keydown", (event) => {
@@ -62,7 +62,7 @@ document.addEventListener("keydown", (event) => {
   const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
   if (!at || !step || event.altKey || event.ctrlKey || event.metaKey) return; // shortcuts of the browser
   event.preventDefault();
-  const marks = [...at.closest("svg").querySelectorAll("[data-tip]")];
+  const marks = [...at.closest("[data-marks]").querySelectorAll("[data-tip]")];
   goTo(marks[marks.indexOf(at) + step] ?? at);
 });
 
@@ -94,7 +94,7 @@ function sort(table, column) {
 // Called again after the content has been replaced.
 function prepare() {
   document.querySelectorAll("[data-tip] > title").forEach((title) => title.remove());
-  document.querySelectorAll("svg:has([data-tip])").forEach((drawing) => (drawing.tabIndex = 0));
+  document.querySelectorAll("[data-marks]:has([data-tip])").forEach((drawing) => (drawing.tabIndex = 0));
   document.querySelectorAll("table.sortable").forEach((table) => {
     [...table.tHead.rows[0].cells].forEach((head, column) => {
       head.querySelector("button").addEventListener("click", () => sort(table, column));

@@ -2,45 +2,61 @@
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from classgrad.errors import UserError, shown, unknown
-from classgrad.report.records import (
-    differing,
-    grouped,
-    key_of,
-    label,
-    stream_name,
-    stream_options,
-)
+from classgrad.report.lines import Budget, ExperimentLine
+from classgrad.report.names import names
+from classgrad.report.page.charts import round_range
+from classgrad.report.records import grouped, one_per_seed, stream_key, stream_titles, streams
 from classgrad.runs.record import Matrix, MeanStd, RunRecord, mean_std
-from classgrad.runs.spec import Plan
 
 HUGE = 1e9  # more than any accuracy or number of seconds
-
-
-@dataclass(frozen=True)
-class PublishedLine:
-    """Published figures of a run, in per cent."""
-
-    plan: Plan  # of the run, with any seed
-    source: str
-    accuracy: float
-    transfer: float | None
-    tolerance: float  # within which a figure counts as repeated
-
-    def is_of(self, record: RunRecord) -> bool:
-        """Tell whether the figures are for this run."""
-        return replace(self.plan, seed=record.seed).has_values(record.settings())
+# Methods that others are measured by. They are compared with, but win nothing.
+BOUNDS = {
+    "multitask": "all tasks at once",
+    "stl": "a network for each task",
+    "finetune": "protects nothing",
+}
+EMBEDDED = ("permuted-digits", "split-digits")  # toys, whose images come with the package
+MOST_LINES = 10  # of the table of best lines; of more rows it has the best of each method
+MOST_METHODS = 8
+# Ways to predict without the task, the best first: how each is called, and its figure in records.
+TASK_FREE = {
+    "statistics": "average_accuracy_task_free_statistics",
+    "prototypes": "average_accuracy_task_free_prototypes",
+    "confidence": "average_accuracy_task_free",
+}
 
 
 @dataclass(frozen=True)
 class Paper:
-    """Published figures for a row, and whether the row is within tolerance (None: not known)."""
+    """Published figures for a row, and whether the row is within tolerance (None: not known).
 
-    line: PublishedLine
+    `other_budget` says how the row's budget differs from the paper's, if it does.
+    """
+
+    line: ExperimentLine
     accuracy_repeated: bool | None
     transfer_repeated: bool | None
+    other_budget: str
+
+
+@dataclass(frozen=True)
+class TaskFree:
+    """Accuracy without the task, by the best way that was measured."""
+
+    way: str
+    accuracy: MeanStd
+    revealed: bool  # it is too high: batches had told BatchNorm the task
+
+
+@dataclass(frozen=True)
+class FreeRank:
+    """What is left of a layer's directions at the end, in per cent."""
+
+    layer: str
+    share: float
 
 
 @dataclass(frozen=True)
@@ -59,6 +75,11 @@ class Row:
     def complete(self) -> bool:
         """Tell whether the figures are those of complete runs."""
         return all(run.complete for run in self.counted)
+
+    @property
+    def count(self) -> int:
+        """Number of runs."""
+        return len(self.runs)
 
     @property
     def left_out(self) -> int:
@@ -80,9 +101,69 @@ class Row:
         return mean_std(getattr(run, name) for run in self.counted)
 
     @property
+    def method(self) -> str:
+        """Name of the method."""
+        return self.counted[0].method_name
+
+    @property
+    def bound(self) -> str:
+        """What makes the method a bound for others; empty for a method that competes."""
+        return BOUNDS.get(self.method, "")
+
+    @property
+    def recipe(self) -> str:
+        """Name of the recipe of its runs."""
+        return self.counted[0].recipe
+
+    @property
+    def budget(self) -> Budget:
+        """How long its runs were trained, and on how many images."""
+        return Budget.of(self.counted[0].settings())
+
+    @property
     def accuracy(self) -> MeanStd | None:
         """ACC."""
         return self.of("average_accuracy")
+
+    @property
+    def transfer(self) -> MeanStd | None:
+        """BWT."""
+        return self.of("backward_transfer")
+
+    @property
+    def when_learnt(self) -> MeanStd | None:
+        """Mean accuracy on the tasks, each right after it was learnt."""
+        return mean_std(_diagonal(run.accuracy_matrix) for run in self.counted)
+
+    @property
+    def joint(self) -> bool:
+        """Tell whether all tasks were learnt at once: there is no accuracy before the end."""
+        return self.complete and self.learnt > 1 and self.cell(0, 0) is None
+
+    @property
+    def task_free(self) -> TaskFree | None:
+        """Accuracy without the task, by the best way that all runs have measured."""
+        for way, name in TASK_FREE.items():
+            figure = self.of(name)
+            if figure:
+                revealed = way != "statistics" and any(run.reveals_task for run in self.counted)
+                return TaskFree(way, figure, revealed)
+        return None
+
+    @property
+    def free_rank(self) -> FreeRank | None:
+        """The layer with the fewest free directions at the end, in the mean over runs."""
+        shares: dict[str, list[float]] = {}
+        for run in self.counted:
+            for layer in run.layers:
+                free = 100 * (1 - layer.ranks[-1] / layer.dimension)
+                shares.setdefault(layer.name, []).append(free)
+        layers = [
+            FreeRank(name, statistics.fmean(values))
+            for name, values in shares.items()
+            if len(values) == len(self.counted)
+        ]
+        return min(layers, key=lambda layer: layer.share, default=None)
 
     @property
     def seconds(self) -> float:
@@ -113,6 +194,31 @@ class Section:
     rows: list[Row]  # best accuracy first
     reference: Row
     tasks: list[str]
+    lines: list[ExperimentLine]  # with published figures for the benchmark, run or not
+
+    @property
+    def best(self) -> list[Row]:
+        """The best lines: all of a few; of many the best of each method, and the bounds."""
+        if len(self.rows) <= MOST_LINES:
+            return self.rows
+        first: dict[str, Row] = {}
+        for row in self.rows:
+            if row.complete:
+                first.setdefault(row.method, row)
+        competing = [row for row in first.values() if not row.bound][:MOST_METHODS]
+        return [row for row in first.values() if row.bound or row in competing]
+
+    @property
+    def competing(self) -> list[Row]:
+        """Finished rows of methods that are not bounds, best first."""
+        return [row for row in self.rows if row.complete and not row.bound and row.accuracy]
+
+    @property
+    def classes(self) -> int:
+        """Number of classes of all tasks, each counted once for each task it is in."""
+        return max(
+            sum(len(task.classes) for task in run.classes) for row in self.rows for run in row.runs
+        )
 
     @property
     def task_indices(self) -> range:
@@ -121,16 +227,34 @@ class Section:
 
     def difference(self, row: Row) -> MeanStd | None:
         """Return a row's ACC minus the reference's, seed by seed, over the seeds both have."""
-        if not row.complete or not self.reference.complete:
-            return None
-        accuracy, reference = _by_seed(row), _by_seed(self.reference)
-        return mean_std(accuracy[seed] - reference[seed] for seed in accuracy if seed in reference)
+        return mean_std(differences(row, self.reference))
+
+
+def differences(row: Row, reference: Row) -> list[float]:
+    """Return a row's ACC minus another's for each seed that both have."""
+    if not row.complete or not reference.complete:
+        return []
+    ours, theirs = _by_seed(row), _by_seed(reference)
+    return [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+
+
+def track_range(section: Section) -> tuple[float, float]:
+    """Return the range of accuracies in the table of best lines."""
+    values = [
+        value
+        for row in section.best
+        for figure in (row.accuracy, row.when_learnt)
+        if figure
+        for value in (figure.mean,)
+    ]
+    values += [paper.line.accuracy or 0.0 for row in section.best for paper in row.papers[:1]]
+    return round_range(values)
 
 
 def sections(
     records: Sequence[RunRecord],
     against: str | None = None,
-    published: Sequence[PublishedLine] = (),
+    published: Sequence[ExperimentLine] = (),
 ) -> list[Section]:
     """Sort records into sections and rows, with published figures for them.
 
@@ -138,19 +262,38 @@ def sections(
     """
     for record in records:
         refuse_huge(record)
-    streams: dict[str, list[RunRecord]] = {}
-    for record in records:
-        key = key_of(record.benchmark, stream_options(record))
-        streams.setdefault(key, []).append(record)
-    titles = _titles([group[0] for group in streams.values()])
+    groups = streams(records)
+    titles = stream_titles([group[0] for group in groups])
+    titled = sorted(
+        zip(titles, groups, strict=True), key=lambda pair: _importance(pair[1][0], published)
+    )
     all_sections = [
-        _section(number, key, title, group, against, published)
-        for number, (title, (key, group)) in enumerate(zip(titles, streams.items(), strict=True), 1)
+        _section(number, title, group, against, published)
+        for number, (title, group) in enumerate(titled, 1)
     ]
     labels = [row.label for section in all_sections for row in section.rows]
     if against is not None and against not in labels:
         raise unknown("row to compare with", against, labels)
     return all_sections
+
+
+def _importance(
+    record: RunRecord, published: Sequence[ExperimentLine]
+) -> tuple[bool, int, str, bool, float]:
+    """Return a key that puts benchmarks with most published figures first, and toys last.
+
+    Of one benchmark, runs on all images come first, and those on held-out images last.
+    """
+    options = record.benchmark_options
+    count = sum(x.plan.benchmark == record.benchmark for x in published if x.accuracy is not None)
+    images = options.get("train_per_class")
+    return (
+        record.benchmark in EMBEDDED,
+        -count,
+        record.benchmark if count else "",  # others stay in the order they are given in
+        options.get("held_out") is not None,
+        -images if isinstance(images, int | float) else -HUGE,
+    )
 
 
 def refuse_huge(record: RunRecord) -> None:
@@ -176,26 +319,33 @@ def _numbers(value: object) -> Iterator[float]:
 
 def _section(
     number: int,
-    key: str,
     title: str,
     records: Sequence[RunRecord],
     against: str | None,
-    published: Sequence[PublishedLine],
+    published: Sequence[ExperimentLine],
 ) -> Section:
-    groups = [_one_per_seed(group) for group in grouped(records)]
-    firsts = [group[0] for group in groups]
+    groups = [one_per_seed(group) for group in grouped(records)]
+    lines = [line for line in published if line.plan.benchmark == records[0].benchmark]
     rows = []
-    for group in groups:
+    labels = names([group[0] for group in groups], lines)
+    for label, group in zip(labels, groups, strict=True):
         counted = [run for run in group if run.complete] or group
-        papers = _papers(counted, [line for line in published if line.is_of(group[0])])
-        rows.append(Row(label(group[0], firsts), group, counted, papers))
+        own = [x for x in lines if x.accuracy is not None and x.is_of(group[0])]
+        rows.append(Row(label, group, counted, _papers(counted, own)))
     rows.sort(key=lambda row: (not row.complete, -row.accuracy.mean if row.accuracy else 0.0))
-    reference = next((row for row in rows if row.label == against), rows[0])
-    longest = max((record.tasks for record in records), key=len)
-    return Section(number, key, title, rows, reference, longest)
+    return Section(
+        number=number,
+        key=stream_key(records[0]),
+        title=title,
+        rows=rows,
+        reference=next((row for row in rows if row.label == against), None)
+        or next((row for row in rows if row.complete and not row.bound), rows[0]),
+        tasks=max((record.tasks for record in records), key=len),
+        lines=[line for line in lines if line.accuracy is not None],
+    )
 
 
-def _papers(runs: Sequence[RunRecord], lines: Sequence[PublishedLine]) -> list[Paper]:
+def _papers(runs: Sequence[RunRecord], lines: Sequence[ExperimentLine]) -> list[Paper]:
     """Return the published figures for some runs, each pair once, compared with their means."""
     accuracy = _mean_at_end(runs, "average_accuracy")
     transfer = _mean_at_end(runs, "backward_transfer")
@@ -205,6 +355,7 @@ def _papers(runs: Sequence[RunRecord], lines: Sequence[PublishedLine]) -> list[P
             line,
             _within_tolerance(accuracy, line.accuracy, line.tolerance),
             _within_tolerance(transfer, line.transfer, line.tolerance),
+            Budget.of(runs[0].settings()).less_than(line.paper_budget),
         )
         papers.setdefault((line.accuracy, line.transfer), paper)
     return list(papers.values())
@@ -223,29 +374,6 @@ def _mean_at_end(runs: Sequence[RunRecord], name: str) -> float | None:
     return figure.mean if figure else None
 
 
-def _titles(records: Sequence[RunRecord]) -> list[str]:
-    """Name streams by benchmark, and by the options in which streams of a benchmark differ."""
-    titles = []
-    for record in records:
-        options = stream_options(record)
-        others = [stream_options(r) for r in records if r.benchmark == record.benchmark]
-        pairs = [
-            f"{name}={'none' if options[name] is None else options[name]}"
-            for name in differing(options, others)
-        ]
-        titles.append(", ".join([stream_name(record), *pairs]))
-    return titles
-
-
-def _one_per_seed(records: list[RunRecord]) -> list[RunRecord]:
-    """Return one run for each seed, a complete one if there is any, in the order of seeds."""
-    runs: dict[int, RunRecord] = {}
-    for record in records:
-        if record.seed not in runs or (record.complete and not runs[record.seed].complete):
-            runs[record.seed] = record
-    return [runs[seed] for seed in sorted(runs)]
-
-
 def _by_seed(row: Row) -> dict[int, float]:
     return {
         run.seed: run.average_accuracy for run in row.counted if run.average_accuracy is not None
@@ -259,3 +387,8 @@ def _entry(matrix: Matrix, after: int, task: int) -> float | None:
 def _average(matrix: Matrix, after: int) -> float | None:
     average = mean_std(_entry(matrix, after, task) for task in range(after + 1))
     return average.mean if average else None
+
+
+def _diagonal(matrix: Matrix) -> float | None:
+    values = mean_std(_entry(matrix, task, task) for task in range(len(matrix)))
+    return values.mean if values else None

@@ -9,6 +9,12 @@
   const STOPS = "a[href], button, summary, [tabindex]";
   const sorted = (table) => table.querySelector("th[aria-sort=ascending], th[aria-sort=descending]");
 
+  // Texts with numbers of lines or runs in them change: their details have a key instead.
+  function nameOf(one) {
+    const key = one.matches("summary") ? one.parentElement.dataset.key : undefined;
+    return key ?? (one.matches("summary, button, a") ? one.firstChild.textContent.trim() : "");
+  }
+
   function keyOf(one) {
     const named = one.querySelector("summary") ?? one;
     return [
@@ -16,8 +22,10 @@
       one.closest("figure")?.querySelector("h3").textContent,
       one.closest("section")?.id === "runs",
       one.closest(".panel")?.querySelector("h4")?.firstChild.textContent,
+      one.closest("table")?.id.split("-")[0], // without the number of the benchmark
+      one.closest("tr")?.querySelector("th")?.dataset.value,
       one.localName,
-      named.matches("summary, button, a") ? named.firstChild.textContent.trim() : "",
+      nameOf(named),
     ].join("\n");
   }
 

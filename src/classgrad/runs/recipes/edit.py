@@ -107,8 +107,8 @@ def statements(lines: Sequence[str]) -> Iterator[Statement]:
 
 def _edit(lines: list[str], keys: Keys, value: str, comment: str) -> None:
     """Change the line that has a value, or add a line for it."""
-    found = list(statements(lines))
-    for one in found:
+    existing = list(statements(lines))
+    for one in existing:
         if not one.is_header and one.keys == keys[: len(one.keys)]:
             if one.end > one.start + 1:
                 raise ValueError(f"the value on line {one.start + 1} takes several lines")
@@ -116,25 +116,25 @@ def _edit(lines: list[str], keys: Keys, value: str, comment: str) -> None:
             pair = _with_value(line, keys[len(one.keys) :], value)
             lines[one.start] = f"{pair}  # {_joined(old_comment, comment)}"
             return
-    headers = [one.keys for one in found if one.is_header]
+    headers = [one.keys for one in existing if one.is_header]
     of_method = [n for n in range(len(keys) - 1, 2, -1) if keys[:n] in headers]
     if of_method:
-        place, new = _end_of(found, keys[: of_method[0]]), []
+        place, new = _end_of(existing, keys[: of_method[0]]), []
         rest = keys[of_method[0] :]
     else:
         of_benchmark = [header for header in headers if header[:2] == keys[:2]]
-        place = _end_of(found, of_benchmark[-1]) if of_benchmark else len(lines)
+        place = _end_of(existing, of_benchmark[-1]) if of_benchmark else len(lines)
         new = ["", f"[{'.'.join(map(_quoted, keys[:3]))}]"]
         rest = keys[3:]
     lines[place:place] = [*new, f"{_pair(rest, value)}  # {comment}"]
 
 
-def _end_of(found: Sequence[Statement], table: Keys) -> int:
+def _end_of(existing: Sequence[Statement], table: Keys) -> int:
     """Return the number of the line after the last statement of a table."""
-    at = max(n for n, one in enumerate(found) if one.is_header and one.keys == table)
-    while at + 1 < len(found) and not found[at + 1].is_header:
+    at = max(n for n, one in enumerate(existing) if one.is_header and one.keys == table)
+    while at + 1 < len(existing) and not existing[at + 1].is_header:
         at += 1
-    return found[at].end
+    return existing[at].end
 
 
 def _with_value(pair: str, rest: Keys, value: str) -> str:

@@ -1,0 +1,83 @@
+"""Lines of experiments, as reports need them: names and a paper's figures; budgets of runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from classgrad.runs.record import RunRecord
+
+if TYPE_CHECKING:
+    from classgrad.runs.spec import Plan
+
+
+ALL = "all images"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a run trains on each task, and on how many images."""
+
+    epochs: int | None = None
+    images: str = ""  # "all images", "200 images per class"; empty if its stream has no such option
+    stops_early: bool = False  # `epochs` is the most it can be
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Budget":
+        """Return the budget of a plan or a record, from its settings.
+
+        >>> Budget.of({"training": {"epochs": 3}, "benchmark_options": {"train_per_class": 9}}).text
+        '3 epochs, 9 images per class'
+        """
+        training, options = values["training"], values["benchmark_options"]
+        epochs, count = training.get("epochs"), options.get("train_per_class")
+        images = ALL if "train_per_class" in options else ""
+        return cls(
+            epochs=epochs if isinstance(epochs, int) else None,
+            images=images if count is None else f"{count} images per class",
+            stops_early=training.get("schedule") == "plateau",
+        )
+
+    @property
+    def length(self) -> str:
+        """How many epochs each task is trained for."""
+        if self.epochs is None:
+            return ""
+        most = "up to " if self.stops_early else ""
+        return f"{most}{self.epochs} epoch{'' if self.epochs == 1 else 's'}"
+
+    @property
+    def text(self) -> str:
+        """Epochs and images."""
+        return ", ".join(part for part in (self.length, self.images) if part)
+
+    def less_than(self, paper: "Budget") -> str:
+        """Say how it differs from a paper's, such as "12 of up to 200 epochs"; "" if it does not.
+
+        >>> Budget(12, "9 images per class").less_than(Budget(200, "all images", True))
+        '12 of up to 200 epochs, fewer images'
+        """
+        parts = []
+        if (self.epochs, self.stops_early) != (paper.epochs, paper.stops_early):
+            parts.append(f"{self.epochs} of {paper.length}")
+        if self.images != paper.images:
+            parts.append("fewer images" if paper.images == ALL else "other images")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class ExperimentLine:
+    """A line of an experiment, for one recipe; a paper's figures in per cent, if there are any."""
+
+    plan: "Plan"  # of its runs, with any seed
+    experiment: str
+    label: str
+    source: str
+    tolerance: float  # within which a figure counts as repeated
+    paper_budget: Budget
+    accuracy: float | None = None
+    transfer: float | None = None
+
+    def is_of(self, record: RunRecord) -> bool:
+        """Tell whether a run is one of this line."""
+        same = (self.plan.benchmark, self.plan.recipe) == (record.benchmark, record.recipe)
+        return same and replace(self.plan, seed=record.seed).has_values(record.settings())
