@@ -1,11 +1,13 @@
-"""What `classgrad list` prints, from the classes of all entries.
+"""What `classgrad list` prints, and what identifies runs of experiments, from all classes.
 
     python tests/list_tables.py
 
-writes it to src/classgrad/cli/tables.json, so that the command does not need the classes.
+writes it to tables.json and lines.json in src/classgrad/cli, so that commands do not need the
+classes.
 """
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,17 @@ from classgrad.benchmarks import BENCHMARKS
 from classgrad.benchmarks.folder import FolderOptions
 from classgrad.cli import tables
 from classgrad.experiments import spec as experiments
-from classgrad.experiments.spec import Experiment, Published
+from classgrad.experiments.spec import Experiment, Line, Published
 from classgrad.methods import METHODS
 from classgrad.networks import NETWORKS
+from classgrad.report.lines import Budget
 from classgrad.runs import recipes
+from classgrad.runs.plain import first_identity
 from classgrad.settings import Settings
 from classgrad.training.config import Training
 
 FILE = Path(tables.__file__).with_name("tables.json")
+LINES = FILE.with_name("lines.json")
 
 
 def of_code() -> dict[str, Any]:
@@ -92,10 +97,43 @@ def published(paper: Published | None) -> str:
     return f"; published: {', '.join(figures)}"
 
 
+def lines_of_experiments() -> dict[str, list[dict[str, Any]]]:
+    """Return for each experiment, recipe and line what identifies its runs, and its paper's budget."""
+    return {
+        experiment.name: [
+            {
+                "label": line.label,
+                "identity": first_identity(plan_of(experiment, line, recipe)),
+                "paper_budget": asdict(Budget.of(plan_of(experiment, line, "paper"))),
+            }
+            for recipe in recipes.names()
+            for line in experiment.distinct_lines(recipe)
+        ]
+        for experiment in experiments.load_many("all")
+    }
+
+
+def plan_of(experiment: Experiment, line: Line, recipe: str) -> dict[str, Any]:
+    """Return all values of a line's run."""
+    return defaults.as_json(line.plan(experiment.benchmark, recipe, seed=0).as_dict())
+
+
 def text() -> str:
-    """Return the contents of the file."""
+    """Return the contents of tables.json."""
     return json.dumps(of_code(), indent=1, ensure_ascii=False) + "\n"
+
+
+def text_of_lines() -> str:
+    """Return the contents of lines.json, a line of text for each line of an experiment."""
+    parts = [
+        f" {json.dumps(name)}: [\n  "
+        + ",\n  ".join(json.dumps(line, ensure_ascii=False) for line in lines)
+        + "\n ]"
+        for name, lines in lines_of_experiments().items()
+    ]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 if __name__ == "__main__":
     FILE.write_text(text(), encoding="utf-8")
+    LINES.write_text(text_of_lines(), encoding="utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from classgrad import Learner, Training
-from list_tables import FILE, text
+from list_tables import FILE, LINES, text, text_of_lines
 from photos import EDGE, photos
 
 RECORDS = Path(__file__).parents[2] / "results" / "permuted-digits"
@@ -57,6 +57,12 @@ def test_neither_does_show():
     assert not imports("show", str(next(RECORDS.glob("*/record.json")).parent)) & SLOW
 
 
+@pytest.mark.parametrize("option", [[], ["--markdown"]])
+def test_neither_does_show_of_several_runs_that_experiments_name(option):
+    # Of several versions of the defaults, and of three benchmarks.
+    assert not imports("show", str(RECORDS.parent / "paper"), *option) & SLOW
+
+
 def test_predict_imports_neither_what_trains_nor_what_draws(tmp_path):
     folder = photos(tmp_path / "photos", "ant", "bee")
     learner = Learner(network="mlp", size=EDGE, training=Training(epochs=1))
@@ -101,3 +107,7 @@ main()
 
 def test_the_file_of_list_says_what_the_classes_say():
     assert FILE.read_text(encoding="utf-8") == text(), "run python tests/list_tables.py"
+
+
+def test_the_file_of_lines_says_what_the_experiments_say():
+    assert LINES.read_text(encoding="utf-8") == text_of_lines(), "run python tests/list_tables.py"

@@ -6,6 +6,7 @@ from classgrad.experiments import spec as experiments
 from classgrad.report.lines import Budget, ExperimentLine
 from classgrad.report.names import experiments_of, names
 from classgrad.report.records import grouped, stream_titles
+from classgrad.runs.plain import first_identity
 from classgrad.runs.record import RunRecord
 from pages import record as made
 
@@ -99,7 +100,7 @@ def run_of(experiment, label, seed=1, **changes):
 def lines(*experiment_names):
     return [
         ExperimentLine(
-            plan=line.plan(experiment.benchmark, "fast", 0),
+            identity=first_identity(line.plan(experiment.benchmark, "fast", 0).as_dict()),
             experiment=experiment.name,
             label=line.label,
             source="",

@@ -1,7 +1,9 @@
 """The commands report and watch: runs compared on an HTML page, written once or kept up to date."""
 
+import json
 import os
 import sys
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -141,29 +143,43 @@ def watch(
 
 
 def experiment_lines(records: "Sequence[RunRecord]") -> "list[ExperimentLine]":
-    """Return the lines of all experiments that runs on these benchmarks can be of."""
+    """Return the lines of all experiments that runs on these benchmarks can be of.
+
+    What identifies their runs is in lines.json, because the classes of methods need torch, which
+    takes more than a second to import. `python tests/list_tables.py` writes it.
+    """
     from classgrad.experiments import spec as experiments
     from classgrad.report.lines import Budget, ExperimentLine
-    from classgrad.runs import recipes
 
-    with_package = set(recipes.names())
-    kinds = {(r.benchmark, r.recipe) for r in records if r.recipe in with_package}
-    return [
-        ExperimentLine(
-            plan=line.plan(experiment.benchmark, recipe, seed=0),
-            experiment=experiment.name,
-            label=line.label,
-            source=f"{experiment.title}, {line.label} ({experiment.source})",
-            tolerance=experiment.tolerance,
-            paper_budget=Budget.of(line.plan(experiment.benchmark, "paper", seed=0).as_dict()),
-            accuracy=line.paper.accuracy if line.paper else None,
-            transfer=line.paper.transfer_percent if line.paper else None,
-        )
-        for experiment in experiments.load_many("all")
-        for benchmark, recipe in sorted(kinds)
-        if benchmark == experiment.benchmark
-        for line in experiment.distinct_lines(recipe)
-    ]
+    kinds = {(record.benchmark, record.recipe) for record in records}
+    text = resources.files("classgrad.cli").joinpath("lines.json").read_text(encoding="utf-8")
+    lines = []
+    for name, entries in json.loads(text).items():
+        of_kinds = [
+            entry
+            for entry in entries
+            if (entry["identity"]["benchmark"], entry["identity"]["recipe"]) in kinds
+        ]
+        if not of_kinds:
+            continue
+        experiment = experiments.load(name)
+        by_label = {line.label: line for line in experiment.lines}
+        for entry in of_kinds:
+            line = by_label[entry["label"]]
+            published = line.paper
+            lines.append(
+                ExperimentLine(
+                    identity=entry["identity"],
+                    experiment=experiment.name,
+                    label=line.label,
+                    source=f"{experiment.title}, {line.label} ({experiment.source})",
+                    tolerance=experiment.tolerance,
+                    paper_budget=Budget(**entry["paper_budget"]),
+                    accuracy=published.accuracy if published else None,
+                    transfer=published.transfer_percent if published else None,
+                )
+            )
+    return lines
 
 
 def draw_into(folder: Path, compared: "list[Section]") -> int:

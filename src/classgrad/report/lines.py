@@ -1,14 +1,11 @@
 """Lines of experiments, as reports need them: names and a paper's figures; budgets of runs."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
+from classgrad.runs.plain import first_identity
 from classgrad.runs.record import RunRecord
-
-if TYPE_CHECKING:
-    from classgrad.runs.spec import Plan
-
 
 ALL = "all images"
 
@@ -68,7 +65,7 @@ class Budget:
 class ExperimentLine:
     """A line of an experiment, for one recipe; a paper's figures in per cent, if there are any."""
 
-    plan: "Plan"  # of its runs, with any seed
+    identity: Mapping[str, Any]  # of its runs with any seed, as `first_identity` has it
     experiment: str
     label: str
     source: str
@@ -77,7 +74,23 @@ class ExperimentLine:
     accuracy: float | None = None
     transfer: float | None = None
 
-    def is_of(self, record: RunRecord) -> bool:
-        """Tell whether a run is one of this line."""
-        same = (self.plan.benchmark, self.plan.recipe) == (record.benchmark, record.recipe)
-        return same and replace(self.plan, seed=record.seed).has_values(record.settings())
+    @property
+    def benchmark(self) -> str:
+        """The benchmark of its runs."""
+        return str(self.identity["benchmark"])
+
+    @property
+    def method(self) -> str:
+        """Name of the method of its runs."""
+        return str(self.identity["method"]["name"])
+
+
+def lines_of(record: RunRecord, lines: Iterable[ExperimentLine]) -> list[ExperimentLine]:
+    """Return the lines that a run is of."""
+    near = [
+        line
+        for line in lines
+        if line.benchmark == record.benchmark and line.identity["recipe"] == record.recipe
+    ]
+    identity = first_identity(record.settings()) if near else None
+    return [line for line in near if line.identity == identity]

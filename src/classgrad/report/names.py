@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from classgrad.report.lines import ExperimentLine, lines_of
 from classgrad.report.records import (
     UNSET,
     grouped,
@@ -15,14 +16,11 @@ from classgrad.report.records import (
 )
 from classgrad.runs.record import RunRecord
 
-if TYPE_CHECKING:
-    from classgrad.report.lines import ExperimentLine
-
 # Settings that make runs of different methods hard to compare: if they differ, all names have them.
 BUDGET = ("network", "epochs")
 
 
-def names(records: Sequence[RunRecord], lines: "Sequence[ExperimentLine]" = ()) -> list[str]:
+def names(records: Sequence[RunRecord], lines: Sequence[ExperimentLine] = ()) -> list[str]:
     """Name each run by what differs among all runs of its stream that are shown.
 
     A run of one of the `lines` has the line's name. Another has its method's, with all settings in
@@ -42,7 +40,7 @@ def names(records: Sequence[RunRecord], lines: "Sequence[ExperimentLine]" = ()) 
     return [result[id(record)].pop(0) for record in records]
 
 
-def experiments_of(records: Sequence[RunRecord], lines: "Sequence[ExperimentLine]") -> list[str]:
+def experiments_of(records: Sequence[RunRecord], lines: Sequence[ExperimentLine]) -> list[str]:
     """Return the experiments whose lines some of the runs have their names from."""
     firsts = [[group[0] for group in grouped(stream)] for stream in streams(records)]
     found = [name for stream in firsts for name, _ in _line_names(stream, lines).values()]
@@ -50,7 +48,7 @@ def experiments_of(records: Sequence[RunRecord], lines: "Sequence[ExperimentLine
 
 
 def _group_names(
-    groups: Sequence[Sequence[RunRecord]], lines: "Sequence[ExperimentLine]"
+    groups: Sequence[Sequence[RunRecord]], lines: Sequence[ExperimentLine]
 ) -> list[str]:
     """Name groups of runs on one stream; the runs of a group differ in the seed only."""
     firsts = [group[0] for group in groups]
@@ -81,18 +79,18 @@ def _group_names(
 
 
 def _line_names(
-    records: Sequence[RunRecord], lines: "Sequence[ExperimentLine]"
+    records: Sequence[RunRecord], lines: Sequence[ExperimentLine]
 ) -> dict[int, tuple[str, str]]:
     """Return experiment and name of runs that belong to lines, by index.
 
     The experiment with most of the runs names them, then that with most of the others. Lines of
     different experiments can have one name: only the first experiment's are without its own name.
     """
-    matches: dict[str, dict[int, str]] = {}
-    for line in lines:
-        for index, record in enumerate(records):
-            if line.is_of(record):
-                matches.setdefault(line.experiment, {}).setdefault(index, line.label)
+    every: dict[str, dict[int, str]] = {line.experiment: {} for line in lines}
+    for index, record in enumerate(records):
+        for line in lines_of(record, lines):
+            every[line.experiment].setdefault(index, line.label)
+    matches = {name: found for name, found in every.items() if found}
     result: dict[int, tuple[str, str]] = {}
     first: str | None = None
     while matches:

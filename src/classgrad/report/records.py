@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from classgrad.runs.plain import in_effect
 from classgrad.runs.record import FILE_NAME, RunRecord
 
 OUTPUTS = {".png", ".svg", ".html", ".md", ".csv"}
@@ -124,16 +125,8 @@ def _settings(record: RunRecord) -> dict[str, Any]:
 
 
 def _in_effect(record: RunRecord) -> dict[str, Any]:
-    from classgrad import defaults  # PyTorch comes with it, and is seldom needed
-    from classgrad.runs.spec import identity, settings_types
-
-    values = record.settings()
-    changed = identity(values, version=1)
-    result: dict[str, Any] = {"network": record.network, "name": record.method_name}
-    for part, (key, kind) in settings_types(values).items():
-        first = kind.migrate(defaults.split_unsupported(kind, defaults.of(key, 1))[0])
-        result |= {**defaults.class_defaults(kind), **first, **changed[part]}
-    return result
+    merged = {n: v for part in in_effect(record.settings()).values() for n, v in part.items()}
+    return {"network": record.network, **merged}
 
 
 UNSET = object()  # the value of a setting that a run does not have

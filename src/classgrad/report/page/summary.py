@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from classgrad.errors import UserError, shown, unknown
-from classgrad.report.lines import Budget, ExperimentLine
+from classgrad.report.lines import Budget, ExperimentLine, lines_of
 from classgrad.report.names import names
 from classgrad.report.page.charts import round_range
 from classgrad.report.records import grouped, one_per_seed, stream_key, stream_titles, streams
@@ -285,7 +285,7 @@ def _importance(
     Of one benchmark, runs on all images come first, and those on held-out images last.
     """
     options = record.benchmark_options
-    count = sum(x.plan.benchmark == record.benchmark for x in published if x.accuracy is not None)
+    count = sum(x.benchmark == record.benchmark for x in published if x.accuracy is not None)
     images = options.get("train_per_class")
     return (
         record.benchmark in EMBEDDED,
@@ -325,12 +325,12 @@ def _section(
     published: Sequence[ExperimentLine],
 ) -> Section:
     groups = [one_per_seed(group) for group in grouped(records)]
-    lines = [line for line in published if line.plan.benchmark == records[0].benchmark]
+    lines = [line for line in published if line.benchmark == records[0].benchmark]
     rows = []
     labels = names([group[0] for group in groups], lines)
     for label, group in zip(labels, groups, strict=True):
         counted = [run for run in group if run.complete] or group
-        own = [x for x in lines if x.accuracy is not None and x.is_of(group[0])]
+        own = [x for x in lines_of(group[0], lines) if x.accuracy is not None]
         rows.append(Row(label, group, counted, _papers(counted, own)))
     rows.sort(key=lambda row: (not row.complete, -row.accuracy.mean if row.accuracy else 0.0))
     return Section(

@@ -155,7 +155,7 @@ def _not_run(section: Section, published: Sequence[tuple[float, Row]]) -> list[s
     lines = [
         line
         for line in section.lines
-        if line.experiment == table and line.plan.method.name not in ("multitask", "stl")
+        if line.experiment == table and line.method not in ("multitask", "stl")
     ]
     best = max(lines, key=lambda line: line.accuracy or 0.0)
     if (best.accuracy or 0.0) <= published[0][0]:
