@@ -98,7 +98,7 @@ def published(paper: Published | None) -> str:
 
 
 def lines_of_experiments() -> dict[str, list[dict[str, Any]]]:
-    """Return for each experiment, recipe and line what identifies its runs, and its paper's budget."""
+    """Return what identifies the runs of each line of each experiment, and its paper's budget."""
     return {
         experiment.name: [
             {

@@ -1,6 +1,5 @@
 """A run is identified without the classes of its settings as it is with them."""
 
-import sys
 from pathlib import Path
 
 import pytest
