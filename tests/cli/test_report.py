@@ -167,12 +167,20 @@ def test_markdown_and_csv_agree_with_the_page(call, runs, tmp_path):
     assert [line.pop(free) for line in cells] == ["free rank", "---:", "55 % fc1", "55 % fc1"]
     assert [line.pop(free) for line in shown] == ["free rank", "55 %", "55 %"]
     assert cells[2] == ["cgp (reference)", *shown[1][1:]]
+    difference = cells[0].index("difference")
+    number, _, interval = cells[3].pop(difference).partition(" (")
+    assert number == shown[2].pop(difference)
+    assert interval == "−131.9 to +112.7)"
     assert cells[3] == shown[2]
     first, second = csv.DictReader(io.StringIO((tmp_path / "t.csv").read_text(encoding="utf-8")))
     assert first["method"] == first["reference"] == "cgp"
     assert float(second["acc"]) == pytest.approx((89.5 + 70.25) / 2)
     assert float(second["difference"]) == pytest.approx((0 + 70.25 - 89.5) / 2)
     assert float(second["difference_sd"]) == pytest.approx(19.25 / 2**0.5)
+    assert float(second["difference_low"]) == pytest.approx(
+        -19.25 / 2 - 12.706 * 19.25 / 2, abs=0.1
+    )
+    assert first["incremental"] == first["network_bytes"] == ""  # of records that do not tell
     assert first["difference"] == first["paper_acc"] == ""
     assert second["seeds"] == "1 2"
 

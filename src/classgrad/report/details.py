@@ -12,8 +12,8 @@ from classgrad.runs.record import RunRecord
 LAYER_WIDTH = 24  # of the names of layers, before they are folded
 
 
-def in_short(record: RunRecord) -> list[str]:
-    """Return lines on accuracy on the way, on bytes and on where the run was made.
+def facts(record: RunRecord) -> list[tuple[str, str]]:
+    """Return accuracy on the way, bytes, and where the run was made, each with a title.
 
     A record of an earlier version lacks some of it.
     """
@@ -31,10 +31,15 @@ def in_short(record: RunRecord) -> list[str]:
     threads = f"{record.threads} thread{'s' * (record.threads > 1)}" if record.threads else ""
     made = [*record.commits[-1:], threads, record.precision, record.device]
     return [
-        *([f"accuracy  {', '.join(told)}"] if told else []),
-        f"bytes     {kept}",
-        *([f"made      {', '.join(filter(None, made))}"] if record.commits else []),
+        *([("accuracy", ", ".join(told))] if told else []),
+        ("bytes", kept),
+        *([("made", ", ".join(filter(None, made)))] if record.commits else []),
     ]
+
+
+def in_short(record: RunRecord) -> list[str]:
+    """Return these facts as lines."""
+    return [f"{title:<9} {text}" for title, text in facts(record)]
 
 
 def tables(record: RunRecord) -> list[RenderableType]:

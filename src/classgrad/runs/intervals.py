@@ -30,8 +30,17 @@ class Interval:
         >>> Interval(1.25, -0.3, 2.8, 3).text()
         '+1.2 (−0.3 to +2.8)'
         """
-        mean, low, high = (f"{v:+.1f}".replace("-", "−") for v in (self.mean, self.low, self.high))
-        return f"{mean} ({low} to {high})"
+        return f"{_signed(self.mean)} ({self.ends})"
+
+    @property
+    def ends(self) -> str:
+        """Its ends as text, with signs."""
+        return f"{_signed(self.low)} to {_signed(self.high)}"
+
+
+def _signed(value: float) -> str:
+    # Adding 0 turns a rounded -0 into 0.
+    return f"{round(value, 1) + 0.0:+.1f}".replace("-", "−")
 
 
 def interval(values: Iterable[float | None]) -> Interval | None:

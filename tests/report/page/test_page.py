@@ -10,7 +10,7 @@ from classgrad.errors import UserError
 from classgrad.experiments import spec as experiments
 from classgrad.report.page import page
 from classgrad.report.page.charts import luminance
-from classgrad.runs.record import ClassResult, Layer, RunRecord
+from classgrad.runs.record import ClassResult, Curve, HeldEnergy, Layer, RunRecord
 from pages import ODD, parsed, record
 
 SEEDS = {1: ((90.0,), (80.0, 93.0)), 2: ((92.0,), (86.0, 95.0)), 3: ((91.0,), (88.0, 92.0))}
@@ -148,6 +148,75 @@ def test_a_class_that_several_tasks_have_is_named_with_its_task():
     layer = Layer(name="fc1", dimension=9, ranks=[3], groups=[0, 0], cosines=[1.0, 0.8])
     root = parsed(page([record(classes=same, layers=[layer])]))
     assert values_of(root, "merged")[1] == ["fc1", "0 (first)", "0 (second) 0.80"]
+
+
+def test_losses_are_drawn_task_by_task():
+    def trained(method, seed, first):
+        curves = [Curve(epochs=14, train=[first / n for n in range(1, 15)], valid=[2.0, 1.5])]
+        return record(method, seed, curves=[*curves, Curve(epochs=1, train=[0.5])])
+
+    runs = [trained("cgp", 1, 2.0), trained("cgp", 2, 4.0), trained("gpm", 1, 50.0), record("ewc")]
+    root = parsed(page(runs))
+    figure = root.one("figure", data_kind="loss")
+    assert figure in root.one("details", class_="aside").all("figure")
+    head, *lines = figure.one("table", class_="values").rows()
+    assert head == ["method", "task", "epochs", "at first", "in the end", "validation"]
+    assert lines[0] == ["cgp", "task 0", "14", "3.000", "0.214", "1.500"]  # mean of two seeds
+    assert lines[1] == ["cgp", "task 1", "1", "0.500", "0.500", "–"]
+    assert {line[0] for line in lines} == {"cgp", "gpm"}
+    drawn = figure.all("svg", role="img")
+    assert [one["aria-label"].split(".")[0] for one in drawn] == [
+        "Training loss, cgp",
+        "Training loss, gpm",
+    ]
+    tips = [one["data-tip"] for one in drawn[0].all() if one["data-tip"]]
+    assert tips[0] == "cgp, task 0, epoch 3: 1.000"  # of up to six points of a task
+    assert tips[4:] == ["cgp, task 0, epoch 14: 0.214", "cgp, task 1, epoch 1: 0.500"]
+    (line,) = [one["d"] for one in drawn[0].all("path") if one["class"] == "line s0"]
+    assert line.count("M") == 2  # with a gap between tasks
+    assert "go on above it" not in figure.text
+    diverged = [*runs, trained("owm", 1, 900.0)]
+    assert "go on above it" in parsed(page(diverged)).one("figure", data_kind="loss").text
+
+
+def test_the_energy_held_is_drawn_of_unseen_images():
+    held = HeldEnergy(
+        layer="fc1",
+        learnt_train=[1.0, 1.0, 1.0, 1.0],
+        learnt_test=[0.1, 0.1, 0.1, 0.1],
+        final_train=[0.99, 0.98, 0.97, None],
+        final_test=[0.95, 0.85, 0.75, None],
+    )
+    other = held.model_copy(update={"final_test": [0.85, 0.75, 0.65, None]})
+    root = parsed(page([record(held=[held]), record(seed=2, held=[other])]))
+    figure = root.one("figure", data_kind="held")
+    assert figure in root.one("details", class_="aside").all("figure")
+    assert figure.one("table", class_="values").rows() == [
+        ["class", "fc1"],
+        ["mean, training images", "98.0"],
+        ["mean, unseen images", "80.0"],
+        ["task 0.a", "90.0"],
+        ["task 0.b", "80.0"],
+        ["task 1.a", "70.0"],
+    ]
+    (drawn,) = figure.all("svg", role="img")
+    tips = [one["data-tip"] for one in drawn.all() if one["data-tip"]]
+    assert tips[2] == "task 1.a: 70.0 % of unseen images, 97.0 % of training images"
+    assert "least: task 1.a, 70.0" in figure.all("h4")[0].text.replace("\u00a0", " ")
+
+
+def test_before_the_end_the_energy_held_is_that_of_when_classes_were_learnt():
+    held = HeldEnergy(layer="fc1", learnt_train=[0.9, 0.8])
+    figure = parsed(page([record(held=[held])])).one("figure", data_kind="held")
+    rows = figure.one("table", class_="values").rows()
+    assert rows[1:3] == [["mean, training images", "85.0"], ["mean, unseen images", "–"]]
+    assert "the energy of training images" in figure.text
+
+
+def test_deep_networks_fold_the_energy_held_of_most_layers():
+    held = [HeldEnergy(layer=f"l{n}", final_test=[0.9, 0.8]) for n in range(8)]
+    figure = parsed(page([record(held=held)])).one("figure", data_kind="held")
+    assert len(figure.one("details", class_="more").all("svg", role="img")) == 2
 
 
 def published(seed, accuracy, label="CGP", **changes):
@@ -537,6 +606,16 @@ def runs(draw):
         final=st.lists(maybe, max_size=3),
         forgetting=st.lists(maybe, max_size=3),
     )
+    shares = st.lists(maybe, max_size=3)
+    held = st.builds(
+        HeldEnergy,
+        layer=text,
+        learnt_train=shares,
+        learnt_test=shares,
+        final_train=shares,
+        final_test=shares,
+    )
+    curves = st.builds(Curve, epochs=st.integers(0, 9), train=st.lists(maybe, max_size=9))
     base = record(tasks=["0"], accuracies=((1.0,),)).model_dump()
     base |= {
         "benchmark": draw(st.sampled_from(["toys", "others"])),
@@ -550,6 +629,8 @@ def runs(draw):
         "capacity": draw(maybe),
         "classes": draw(st.lists(classes, max_size=3)),
         "layers": layers,
+        "curves": draw(st.lists(curves, max_size=3)),
+        "held": draw(st.lists(held, max_size=2)),
         "seconds": {"train": draw(number), "memory": draw(number), "evaluate": draw(number)},
         "complete": draw(st.booleans()),
     }

@@ -2,7 +2,7 @@ import csv
 import io
 
 from classgrad.report.page.summary import sections
-from classgrad.report.page.tables import columns, comma_separated, markdown
+from classgrad.report.page.tables import cells, columns, comma_separated, markdown
 from pages import record
 
 
@@ -23,6 +23,15 @@ def test_a_column_is_there_only_where_there_is_something_in_it():
         ([record(average_accuracy_task_free_prototypes=50.0)], {"no task: prototypes"}),
         ([record(), record("gpm")], {"difference"}),
         ([record(), grown], {"difference", "capacity"}),
+        ([record(average_incremental_accuracy=50.0)], {"incremental"}),
+        ([record(lowest_accuracy=50.0), record("gpm")], {"lowest", "difference"}),
     ):
         (section,) = sections(records)
         assert set(columns(section)) == {*usual, *more}
+
+
+def test_a_limit_of_memory_is_beside_what_is_kept():
+    limited = record().model_copy(update={"method": {"name": "er", "memory_mb": 2.5}})
+    (section,) = sections([limited, record("gpm", seed=2)])
+    remarks = {row.method: cells(section, row)["memory"].remark for row in section.rows}
+    assert remarks == {"er": "limit 2.5 MB", "gpm": ""}

@@ -6,6 +6,7 @@ from classgrad.cli.report import experiment_lines
 from classgrad.experiments import spec as experiments
 from classgrad.report.page import page
 from classgrad.report.page.summary import sections
+from classgrad.report.page.tables import cells
 from classgrad.report.page.verdict import facts, headline, remarks
 from classgrad.runs.record import Layer
 from pages import parsed, record
@@ -23,12 +24,18 @@ def run(method, accuracy, seed=1, **changes):
 
 def test_it_says_who_wins_by_how_much_and_over_how_many_seeds():
     one = verdict(run("cgp", 90.0), run("gpm", 88.5))
-    assert one.startswith("cgp wins with 90.0 %, 1.5 points ahead of gpm, with one seed each.")
+    assert one.startswith("cgp is first with 90.0 %, 1.5 points ahead of gpm, with one seed each.")
     cgp = [run("cgp", accuracy, seed) for seed, accuracy in ((1, 90.0), (2, 94.0), (3, 86.0))]
     gpm = [run("gpm", accuracy, seed) for seed, accuracy in ((1, 89.0), (2, 91.0), (3, 87.0))]
     several = verdict(*cgp, *gpm)
     assert several.startswith(
-        "cgp wins with 90.0 ± 4.0 %, 1.0 point ahead of gpm, on 2 of 3 seeds."
+        "cgp is first with 90.0 ± 4.0 %, 1.0 point ahead of gpm, on 2 of 3 seeds. The lead lies "
+        "between −4.0 and +6.0 points at 95 %: too close to tell."
+    )
+    clear = [run("gpm", accuracy, seed) for seed, accuracy in ((1, 80.1), (2, 83.9), (3, 76.0))]
+    assert verdict(*cgp, *clear).startswith(
+        "cgp wins with 90.0 ± 4.0 %, 10.0 points ahead of gpm, on 3 of 3 seeds. The lead lies "
+        "between +9.8 and +10.2 points at 95 %."
     )
     alone = verdict(*cgp)
     assert alone.startswith("cgp reaches 90.0 ± 4.0 % over 3 seeds.")
@@ -39,8 +46,10 @@ def test_the_second_is_of_another_method_if_there_is_one():
         run("cgp", 90.0 - n).model_copy(update={"method": {"name": "cgp", "x": n + 1}})
         for n in range(2)
     ]
-    assert "cgp x=1 wins with 90.0 %, 1.0 point ahead of cgp x=2" in verdict(*runs)
-    assert "cgp x=1 wins with 90.0 %, 5.0 points ahead of gpm" in verdict(*runs, run("gpm", 85.0))
+    assert "cgp x=1 is first with 90.0 %, 1.0 point ahead of cgp x=2" in verdict(*runs)
+    assert "cgp x=1 is first with 90.0 %, 5.0 points ahead of gpm" in verdict(
+        *runs, run("gpm", 85.0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +76,7 @@ def test_other_budgets_are_said():
     text = verdict(
         run("cgp", 90.0, training={"epochs": 10}), run("gpm", 80.0, training={"epochs": 1})
     )
-    assert "cgp epochs=10 wins" in text
+    assert "cgp epochs=10 is first" in text
     assert "but with 10 epochs against 1 epoch" in text
 
 
@@ -99,6 +108,27 @@ def test_it_says_whether_the_papers_order_is_repeated_and_with_what_budget():
     assert "has not been run" not in verdict(*first, lines=lines)
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "words", "sign"),
+    [
+        ((88.5, 88.6, 88.7), "is met (± 1.5)", "≈ +0.0"),
+        ((84.0, 84.2, 84.1), "is not met (± 1.5)", "−4.5"),
+        ((86.6, 90.6, 88.6), "is open, partly within tolerance (± 1.5)", "+0.0"),
+    ],
+)
+def test_of_several_seeds_the_interval_decides_whether_a_figure_is_repeated(
+    accuracies, words, sign
+):
+    runs = [
+        of_line("EWC", accuracy).model_copy(update={"seed": seed})
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    lines = experiment_lines(runs)
+    assert f"The paper's accuracy {words}" in verdict(*runs, lines=lines)
+    (section,) = sections(runs, published=lines)
+    assert cells(section, section.rows[0])["paper ACC"].difference == sign
+
+
 def test_of_many_lines_the_pairs_are_counted():
     labels = ["HAT", "CGP", "GPM, own rate", "EWC", "ER_Res", "A-GEM"]
     runs = [of_line(label, 90.0 - n) for n, label in enumerate(labels)]
@@ -116,7 +146,10 @@ def test_the_figures_of_the_best_line_are_on_the_first_screen():
     (section,) = sections([cgp, run("finetune", 50.0)])
     label, told = facts(section)
     assert label == "cgp"
-    values = {fact.title: (fact.value.replace("\u00a0", " "), fact.note) for fact in told}
+    values = {
+        fact.title: (fact.value.replace("\u00a0", " "), fact.note.replace("\u00a0", " "))
+        for fact in told
+    }
     assert values["Task known"] == ("90.0 %", "backward transfer −1.0 points")
     assert values["Task unknown"] == ("61.0 %", "by statistics, chance 25 %")
     assert values["Capacity left"] == (

@@ -135,7 +135,11 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines(Figure):
-    """Values over tasks; `wide` figures have one panel with the names of lines at their ends."""
+    """Values over tasks; `wide` figures have one panel with the names of lines at their ends.
+
+    A task has `step` positions along the axis. If they are several, the last is free, and points
+    are not marked.
+    """
 
     panels: list[LinePanel]
     low: float
@@ -143,6 +147,13 @@ class Lines(Figure):
     count: int  # of positions along the axis
     axis: str
     wide: bool = False
+    step: int = 1
+
+    @property
+    def places(self) -> list[float]:
+        """The middle of each task along the axis."""
+        middle = max(self.step - 2, 0) / 2
+        return [start + middle for start in range(0, self.count, self.step)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,6 +84,8 @@ def legend(figure: Figure) -> list[tuple[Markup, str]]:
         return [(element("i", "", class_=f"box p{index}"), name) for index, name in parts]
     if isinstance(figure, Lines):
         series = {line.label: line for panel in figure.panels for line in panel.series}
+        if list(series) == [panel.title for panel in figure.panels]:
+            return []  # each panel has the name of its line
         return [(swatch(line), label) for label, line in series.items()]
     return []
 
@@ -111,10 +113,11 @@ def lines(figure: Lines, panel: LinePanel, size: Size) -> Markup:
         parts.append(element("path", class_="rule", d=f"M{left:g} {y:.1f}H{right:g}"))
         parts.append(text(left - 5, y + TEXT, f"{tick:g}", "end"))
     most = max(2, int((right - left) / 30))
-    every = -(-figure.count // most)
+    every = -(-len(figure.places) // most)
     parts += [
-        text(x_of(task), height - bottom + 15, str(task + 1), "middle")
-        for task in range(0, figure.count, every)
+        text(x_of(place), height - bottom + 15, str(task + 1), "middle")
+        for task, place in enumerate(figure.places)
+        if task % every == 0
     ]
     parts.append(text((left + right) / 2, height - 4, figure.axis, "middle"))
     for series in panel.others:
@@ -129,7 +132,8 @@ def lines(figure: Lines, panel: LinePanel, size: Size) -> Markup:
         for task, mark in enumerate(series.marks):
             if mark and figure.low <= mark.value <= figure.high:
                 symbol = _symbol(series, x_of(task), y_of(mark.value))
-                inside.append(with_tip("path", mark, class_=_class("mark", series), d=symbol))
+                kind = "mark" if figure.step == 1 else "mark unmarked"
+                inside.append(with_tip("path", mark, class_=_class(kind, series), d=symbol))
     frame = {"x": left, "y": top - 6, "width": right - left, "height": height - top - bottom + 12}
     box = " ".join(f"{value:g}" for value in frame.values())
     parts.append(element("svg", *inside, **frame, viewBox=box, class_="frame"))
@@ -409,7 +413,7 @@ def bars(panel: BarPanel) -> Markup:
         y, x = number * step, 0.0
         parts.append(text(0, y + 11, short(bar.label, 40), "start", "name"))
         parts.append(text(width, y + 11, bar.text, "end"))
-        parts.append(element("rect", class_="track", x=0, y=y + 16, width=width, height=7))
+        parts.append(element("rect", class_="whole", x=0, y=y + 16, width=width, height=7))
         for index, (part, value) in enumerate(zip(bar.parts, values, strict=True)):
             length = width * value / longest
             if length > 0:

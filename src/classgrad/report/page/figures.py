@@ -1,5 +1,6 @@
 """The figures of a section, from the records of its rows."""
 
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from classgrad.report.page.charts import (
 )
 from classgrad.report.page.summary import Row, Section
 from classgrad.report.text import duration, size
-from classgrad.runs.record import Layer, MeanStd, RunRecord, mean_std
+from classgrad.runs.record import Curve, Layer, MeanStd, RunRecord, mean_std
 
 MAX_OTHERS = 30  # grey lines in a frame: with all of many the page is huge
 MATRICES = 3  # that the page shows at once
@@ -33,6 +34,8 @@ MATRICES_OF_MANY_TASKS = 2
 MANY_TASKS = 12
 WIDE = 3  # times the range of the best lines: then the frame is not for all
 MANY_LAYERS = 6  # of a deep network, whose frames the page folds
+LOSSES = 6  # of a task, in a curve
+BEYOND = 3  # times the usual range of losses: then the frame is not for all
 PHASES = {"train": "training", "memory": "memory update", "evaluate": "evaluation"}
 Losses = Mapping[tuple[str, str], MeanStd]  # by task and class
 
@@ -40,6 +43,7 @@ Losses = Mapping[tuple[str, str], MeanStd]  # by task and class
 def figures(section: Section) -> list[Figure]:
     """Return the figures that the records have data for, in the order of the page."""
     optional = [curve(section), matrices(section), forgetting(section), free_rank(section)]
+    optional += [losses(section), *(held_energy(row) for row in section.best)]
     optional += [merged_classes(row) for row in section.rows]
     return [*(figure for figure in optional if figure), cost(section)]
 
@@ -304,6 +308,200 @@ def _free_share(label: str, layers: Sequence[Layer], index: int, task: str) -> M
     rank = sum(layer.ranks[index] for layer in layers) / len(layers)
     used = f"{rank:.0f} of {layers[0].dimension} in use"
     return Mark(free.mean, f"{label}, {layers[0].name}, after {task}: {free.text()} % free, {used}")
+
+
+def losses(section: Section) -> Lines | None:
+    """Return the training loss over the epochs of each task: a frame for each of the best lines."""
+    curves = {row.label: _curves(row, len(section.tasks)) for row in section.best}
+    curves = {label: tasks for label, tasks in curves.items() if any(c.train for c in tasks)}
+    longest = max((len(c.train) for tasks in curves.values() for c in tasks), default=0)
+    if not longest:
+        return None
+    every = -(-longest // LOSSES)
+    shown = -(-longest // every)
+    step = shown + 1 if shown > 1 else 1
+    lines = {
+        label: _loss_marks(label, tasks, section.tasks, every, step)
+        for label, tasks in curves.items()
+    }
+    known = [[mark.value for mark in marks if mark] for marks in lines.values()]
+    tops = sorted(max(values, default=0.0) for values in known)
+    usual = BEYOND * tops[len(tops) // 2]
+    beyond = tops[-1] > usual
+    validated = any(c.valid for tasks in curves.values() for c in tasks)
+    head = ["method", "task", "epochs", "at first", "in the end", *["validation"] * validated]
+    low, high = round_range([0.0, *map(min, filter(None, known)), min(tops[-1], usual)], least=0.1)
+    return Lines(
+        kind="loss",
+        title="Training loss",
+        aside=True,
+        note="Mean loss of epochs, task by task, with all that a method adds to the cross-entropy."
+        + (" Lines that leave the frame go on above it." if beyond else ""),
+        values=Values(
+            head,
+            [
+                [label, name, *_loss_values(curve, validated)]
+                for label, tasks in curves.items()
+                for name, curve in zip(section.tasks, tasks, strict=True)
+            ],
+        ),
+        panels=[
+            LinePanel(title=label, series=[_series(section, label, marks)], others=[])
+            for label, marks in lines.items()
+        ],
+        low=low,
+        high=high,
+        count=len(section.tasks) * step - (step > 1),
+        axis="task",
+        step=step,
+    )
+
+
+def _curves(row: Row, count: int) -> list[Curve]:
+    """Return the curves of a row for each task, means over the runs that have trained so long."""
+    return [
+        Curve(
+            epochs=max((curve.epochs for curve in runs), default=0),
+            train=_means([curve.train for curve in runs]),
+            valid=_means([curve.valid for curve in runs]),
+        )
+        for task in range(count)
+        for runs in [[run.curves[task] for run in row.counted if task < len(run.curves)]]
+    ]
+
+
+def _means(lists: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """Return the mean of each position over the lists that have it; None if one has no value."""
+    longest = max(map(len, lists), default=0)
+    each = [mean_std(one[i] for one in lists if i < len(one)) for i in range(longest)]
+    return [value.mean if value else None for value in each]
+
+
+def _loss_marks(
+    label: str, tasks: Sequence[Curve], names: Sequence[str], every: int, step: int
+) -> list[Mark | None]:
+    """Return the loss of every few epochs, with a gap behind each task."""
+    marks: list[Mark | None] = []
+    for name, curve in zip(names, tasks, strict=True):
+        last = len(curve.train) - 1
+        epochs = [min(first + every - 1, last) for first in range(0, last + 1, every)]
+        for epoch in epochs:
+            loss = curve.train[epoch]
+            tip = f"{label}, {name}, epoch {epoch + 1}: {_loss(loss)}"
+            marks.append(None if loss is None else Mark(loss, tip))
+        marks += [None] * (step - len(epochs))
+    return marks[:-1] if step > 1 else marks
+
+
+def _loss_values(curve: Curve, validated: bool) -> list[str]:
+    """Return the epochs of a task, its first and last loss, and its least loss in validation."""
+    ends = [curve.train[0], curve.train[-1]] if curve.train else [None, None]
+    least = min((loss for loss in curve.valid if loss is not None), default=None)
+    return [str(curve.epochs), *map(_loss, [*ends, *[least] * validated])]
+
+
+def _loss(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a layer's projection removes of each class's energy, in per cent, by class."""
+
+    training: dict[str, float]
+    unseen: dict[str, float]
+
+
+def held_energy(row: Row) -> Dots | None:
+    """Return how much of each class's energy the projection of each layer holds, in unseen images.
+
+    It is that of the end, or of when classes were learnt as long as there is no end.
+    """
+    layers = {entry.layer: _held(row, entry.layer) for run in row.counted for entry in run.held}
+    layers = {layer: held for layer, held in layers.items() if held.training or held.unseen}
+    if not layers:
+        return None
+    shown = {layer: held.unseen or held.training for layer, held in layers.items()}
+    classes = list(dict.fromkeys(name for values in shown.values() for name in values))
+    known = [value for values in shown.values() for value in values.values()]
+    low, high = tick_range(*round_range(known, least=5.0))
+    of = "unseen" if any(held.unseen for held in layers.values()) else "training"
+    return Dots(
+        kind="held",
+        title=f"Energy held of each class: {row.label}",
+        aside=True,
+        note=f"A dot is a class: how much of the energy of {of} images, %, the projection of a "
+        "layer removes from updates. The line is the mean.",
+        values=Values(
+            ["class", *layers],
+            [
+                ["mean, training images", *(_mean_of(held.training) for held in layers.values())],
+                ["mean, unseen images", *(_mean_of(held.unseen) for held in layers.values())],
+                *(
+                    [name, *(_percent(values.get(name)) for values in shown.values())]
+                    for name in classes
+                ),
+            ],
+        ),
+        panels=[
+            DotPanel(title=layer, note=_held_note(held), dots=_held_dots(held))
+            for layer, held in layers.items()
+        ],
+        low=low,
+        high=min(high, max([100.0, *known])),
+        axis="energy held, %",
+        visible=MANY_LAYERS if len(layers) > MANY_LAYERS else None,
+    )
+
+
+def _held(row: Row, layer: str) -> Held:
+    """Return the shares held of each class by a layer, means over the runs that have them."""
+    found: dict[str, dict[str, list[float]]] = {"train": {}, "test": {}}
+    for run in row.counted:
+        names = _class_names(run)
+        for entry in (entry for entry in run.held if entry.layer == layer):
+            when = "final" if entry.final_train or entry.final_test else "learnt"
+            for kind, values in found.items():
+                for name, share in zip(names, getattr(entry, f"{when}_{kind}"), strict=False):
+                    if share is not None:
+                        values.setdefault(name, []).append(100 * share)
+    means = (
+        {name: statistics.fmean(shares) for name, shares in found[kind].items()} for kind in found
+    )
+    return Held(*means)
+
+
+def _held_note(held: Held) -> str:
+    """Return the means over classes, and the class that is held least."""
+    values = held.unseen or held.training
+    least = min(values, key=lambda name: values[name])
+    parts = [
+        f"{kind}\u00a0{_mean_of(of_kind)}"
+        for kind, of_kind in (("unseen", held.unseen), ("training", held.training))
+        if of_kind
+    ]
+    return f"{', '.join(parts)}; least: {least}, {_percent(values[least])}"
+
+
+def _held_dots(held: Held) -> list[Mark]:
+    return [
+        Mark(
+            value, f"{name}: {_percent(value)} % of unseen images, {training} % of training images"
+        )
+        for name, value in held.unseen.items()
+        for training in [_percent(held.training.get(name))]
+    ] or [
+        Mark(value, f"{name}: {_percent(value)} % of training images")
+        for name, value in held.training.items()
+    ]
+
+
+def _mean_of(values: Mapping[str, float]) -> str:
+    return _percent(statistics.fmean(values.values()) if values else None)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
 
 
 @dataclass(frozen=True)

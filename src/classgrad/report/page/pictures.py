@@ -176,12 +176,16 @@ def _lines(figure: Lines, axis: Any, panel: LinePanel) -> None:
         axis.plot(
             *_points(series.marks),
             color=BOUND if series.bound else COLOURS[style],
-            marker="_" if series.bound else MARKERS[style],
+            marker="" if figure.step > 1 else "_" if series.bound else MARKERS[style],
             linestyle=":" if series.bound else DASHES[style % len(DASHES)],
             markersize=4,
             label=_plain(series.label),
         )
     axis.set_xlim(0.5, figure.count + 0.5)
+    if figure.step > 1:
+        every = -(-len(figure.places) // 10)
+        tasks = range(0, len(figure.places), every)
+        axis.set_xticks([figure.places[t] + 1 for t in tasks], [str(t + 1) for t in tasks])
     axis.set_ylim(figure.low, figure.high)
     axis.set_xlabel(figure.axis, fontsize=8)
     axis.grid(axis="y", color="0.9")

@@ -9,6 +9,7 @@ from classgrad.report.lines import Budget, ExperimentLine, lines_of
 from classgrad.report.names import names
 from classgrad.report.page.charts import round_range
 from classgrad.report.records import grouped, one_per_seed, stream_key, stream_titles, streams
+from classgrad.runs.intervals import verdict
 from classgrad.runs.record import Matrix, MeanStd, RunRecord, mean_std
 
 HUGE = 1e9  # more than any accuracy or number of seconds
@@ -31,8 +32,9 @@ TASK_FREE = {
 
 @dataclass(frozen=True)
 class Paper:
-    """Published figures for a row, and whether the row is within tolerance (None: not known).
+    """Published figures for a row, and whether the row repeats them (None: open, or not known).
 
+    A mean over seeds does if its interval is within the tolerance, one seed if its figure is.
     `other_budget` says how the row's budget differs from the paper's, if it does.
     """
 
@@ -225,10 +227,6 @@ class Section:
         """Indices of the tasks, from 0."""
         return range(len(self.tasks))
 
-    def difference(self, row: Row) -> MeanStd | None:
-        """Return a row's ACC minus the reference's, seed by seed, over the seeds both have."""
-        return mean_std(differences(row, self.reference))
-
 
 def differences(row: Row, reference: Row) -> list[float]:
     """Return a row's ACC minus another's for each seed that both have."""
@@ -347,31 +345,31 @@ def _section(
 
 def _papers(runs: Sequence[RunRecord], lines: Sequence[ExperimentLine]) -> list[Paper]:
     """Return the published figures for some runs, each pair once, compared with their means."""
-    accuracy = _mean_at_end(runs, "average_accuracy")
-    transfer = _mean_at_end(runs, "backward_transfer")
+    accuracy = _at_end(runs, "average_accuracy")
+    transfer = _at_end(runs, "backward_transfer")
     papers: dict[tuple[float | None, ...], Paper] = {}  # some lines are in several tables
     for line in lines:
         paper = Paper(
             line,
-            _within_tolerance(accuracy, line.accuracy, line.tolerance),
-            _within_tolerance(transfer, line.transfer, line.tolerance),
+            _repeated(accuracy, line.accuracy, line.tolerance),
+            _repeated(transfer, line.transfer, line.tolerance),
             Budget.of(runs[0].settings()).less_than(line.paper_budget),
         )
         papers.setdefault((line.accuracy, line.transfer), paper)
     return list(papers.values())
 
 
-def _within_tolerance(
-    measured: float | None, published: float | None, tolerance: float
+def _repeated(
+    values: Sequence[float | None], published: float | None, tolerance: float
 ) -> bool | None:
-    if measured is None or published is None:
-        return None
-    return abs(measured - published) <= tolerance
+    if len(values) == 1 and values[0] is not None and published is not None:
+        return abs(values[0] - published) <= tolerance
+    told = verdict(values, published, tolerance)
+    return None if told in (None, "open") else told == "repeated"
 
 
-def _mean_at_end(runs: Sequence[RunRecord], name: str) -> float | None:
-    figure = mean_std(getattr(run, name) if run.complete else None for run in runs)
-    return figure.mean if figure else None
+def _at_end(runs: Sequence[RunRecord], name: str) -> list[float | None]:
+    return [getattr(run, name) if run.complete else None for run in runs]
 
 
 def _by_seed(row: Row) -> dict[int, float]:

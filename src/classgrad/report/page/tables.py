@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from classgrad.errors import UserError, counted
-from classgrad.report.page.summary import TASK_FREE, Row, Section, track_range
+from classgrad.report.details import facts
+from classgrad.report.page.summary import TASK_FREE, Row, Section, differences, track_range
 from classgrad.report.page.verdict import headline
 from classgrad.report.records import has_grown
 from classgrad.report.text import duration, markdown_table, ranges, size
-from classgrad.runs.record import MeanStd, RunRecord
+from classgrad.runs.intervals import interval
+from classgrad.runs.record import MeanStd, RunRecord, mean_std
 from classgrad.runs.spec import Plan, make_plan
 
 PARTS = ("method", "training", "network_options", "benchmark_options")
@@ -29,6 +31,7 @@ def details(run: RunRecord) -> list[tuple[str, str]]:
         ("data", "; ".join(run.data_notes)),
         ("device", device),
         ("time", duration(run.seconds.total)),
+        *facts(run),
         ("versions", ", ".join(f"{name} {number}" for name, number in run.versions.items())),
     ]
     return [(name, text) for name, text in pairs if text]
@@ -80,25 +83,32 @@ def _plan(record: RunRecord, values: dict[str, Any]) -> Plan:
 
 
 NONE = "–"
+ON_THE_WAY = {
+    "incremental": "average_incremental_accuracy",
+    "lowest": "lowest_accuracy",
+}
 WAYS = {f"no task: {way}": name for way, name in TASK_FREE.items()}
+LIMITS = ("max_basis_mb", "memory_mb")
 PAPER = {"paper ACC": "accuracy", "paper BWT": "transfer"}
 MEANINGS = {
     "ACC": "mean accuracy over all tasks at the end, in per cent.",
     "BWT": "backward transfer: mean change of the accuracy on a task from when it was learnt to "
     "the end, in points; negative means forgetting.",
     "when learnt": "mean accuracy on the tasks, each right after it was learnt.",
+    "incremental": "mean of ACC over all tasks, each time on the tasks learnt so far.",
+    "lowest": "the lowest accuracy of a task from when it was learnt to the end, mean over tasks.",
     "task unknown": "ACC when the task of an image is unknown, by the best way that was measured.",
     "no task": "ACC when the task of an image is unknown: by the discriminant of class statistics, "
     "by the nearest prototype of a class, or by the most confident head.",
     "batches of one task": "measured as in older versions, and too high: BatchNorm saw the task.",
     "free rank": "directions that are not protected at the end, in the layer that has the fewest.",
     "difference": "ACC minus that of the reference, seed by seed, over the seeds both have: mean ± "
-    "standard deviation.",
+    "standard deviation, and in brackets the 95 % interval of the mean.",
     "paper": "the published figure, and how far the row is from it: ≈ within the tolerance of the "
-    "experiment, ≠ beyond it. It is grey if the budgets differ, as a difference then has two "
-    "reasons.",
+    "experiment, ≠ beyond it, for several seeds by the 95 % interval, and open if that is partly "
+    "in it. It is grey if the budgets differ, as a difference then has two reasons.",
     "seeds": "how many runs the figures are a mean of.",
-    "memory": "what a method keeps between tasks besides the network.",
+    "memory": "what a method keeps between tasks besides the network, and its limit if it has one.",
     "capacity": "stored parameters in per cent of those of the network.",
 }
 
@@ -130,6 +140,7 @@ def columns(section: Section) -> list[str]:
     optional = {
         **{name: any(row.of(key) for row in rows) for name, key in WAYS.items()},
         "when learnt": any(row.when_learnt for row in rows),
+        **{name: any(row.of(key) for row in rows) for name, key in ON_THE_WAY.items()},
         "free rank": any(row.free_rank for row in rows),
         "difference": len(rows) > 1,
         "paper ACC": bool(lines),
@@ -178,18 +189,18 @@ def _ways_differ(section: Section) -> bool:
 def cells(section: Section, row: Row) -> dict[str, Cell]:
     """Return the cells of a row by heading, with those of optional columns."""
     capacity, free = row.of("capacity"), row.free_rank
-    difference = None if row is section.reference else section.difference(row)
     left_out = f"+ {row.left_out} incomplete" if row.left_out else ""
     return {
         "ACC %": _figure(row.accuracy),
         "BWT": _figure(row.transfer, signed=True),
         "when learnt": _figure(row.when_learnt),
+        **{name: _figure(row.of(key)) for name, key in ON_THE_WAY.items()},
         **{name: _task_free(row, key) for name, key in WAYS.items()},
-        "difference": _figure(difference, signed=True),
+        "difference": _difference(section, row),
         **{name: _published(row, key) for name, key in PAPER.items()},
         "free rank": Cell(f"{free.share:.0f} %", free.share, free.layer) if free else Cell(NONE),
         "time": Cell(duration(row.seconds), row.seconds),
-        "memory": Cell(size(round(row.memory)), row.memory),
+        "memory": Cell(size(round(row.memory)), row.memory, _limit(row)),
         "capacity": Cell(f"{capacity.mean:.0f} %", capacity.mean) if capacity else Cell(NONE),
         "seeds": Cell(str(len(row.seeds)), len(row.seeds), left_out),
     }
@@ -197,6 +208,22 @@ def cells(section: Section, row: Row) -> dict[str, Cell]:
 
 def _figure(figure: MeanStd | None, signed: bool = False) -> Cell:
     return Cell(figure.text(signed), figure.mean) if figure else Cell(NONE)
+
+
+def _difference(section: Section, row: Row) -> Cell:
+    """Return the difference to the reference, with its interval where seeds are several."""
+    if row is section.reference:
+        return Cell(NONE)
+    each = differences(row, section.reference)
+    cell, within = _figure(mean_std(each), signed=True), interval(each)
+    return replace(cell, remark=f"({within.ends})") if within else cell
+
+
+def _limit(row: Row) -> str:
+    """Return the limit that a row's settings put on its memory."""
+    settings = row.counted[0].method
+    limits = [settings[name] for name in LIMITS if settings.get(name) is not None]
+    return f"limit {limits[0]:g} MB" if limits else ""
 
 
 def _task_free(row: Row, name: str) -> Cell:
@@ -216,14 +243,15 @@ def _published(row: Row, name: str) -> Cell:
     texts = " or ".join(MeanStd(value).text(signed) for value in papers)
     value, paper = next(iter(papers.items()))
     repeated = getattr(paper, f"{name}_repeated")
-    if measured is None or repeated is None:
+    if measured is None or not row.complete:
         return Cell(texts, value)
     difference = MeanStd(measured.mean - value).text(signed=True)
     if paper.other_budget:
         near = "≈ " if repeated else ""
         return Cell(texts, value, paper.other_budget, f"{near}{difference}", "other")
-    sign = "≈" if repeated else "≠"
-    return Cell(texts, value, "", f"{sign} {difference}", "" if repeated else "differs")
+    sign = {True: "≈ ", False: "≠ ", None: ""}[repeated]
+    kind = "differs" if repeated is False else ""
+    return Cell(texts, value, "" if sign else "open", f"{sign}{difference}", kind)
 
 
 def about(section: Section) -> str:
@@ -349,12 +377,13 @@ MEASURED = {
     "no_task_confidence": TASK_FREE["confidence"],
     "no_task_prototypes": TASK_FREE["prototypes"],
     "no_task_statistics": TASK_FREE["statistics"],
+    **ON_THE_WAY,
 }
 HEAD = ["benchmark", "method", "complete", "seeds"]
 HEAD += [f"{name}{suffix}" for name in MEASURED for suffix in ("", "_sd")]
-HEAD += ["difference", "difference_sd", "reference"]
+HEAD += ["difference", "difference_sd", "difference_low", "difference_high", "reference"]
 HEAD += ["paper_acc", "paper_acc_repeated", "paper_bwt", "paper_bwt_repeated"]
-HEAD += ["seconds", "memory_bytes", "no_task_reveals_task"]
+HEAD += ["seconds", "memory_bytes", "network_bytes", "no_task_reveals_task"]
 HEAD += ["recipe", "budget", "paper_budget_differs"]
 
 
@@ -373,6 +402,9 @@ def _fields(section: Section, row: Row) -> list[object]:
     def pair(figure: MeanStd | None) -> list[object]:
         return [figure.mean, figure.std] if figure else [None, None]
 
+    each = [] if row is section.reference else differences(row, section.reference)
+    within = interval(each)
+    network = row.counted[0].network_bytes or None  # older records do not tell
     published: list[object] = [None] * 4
     if row.papers:
         paper = row.papers[0]
@@ -381,9 +413,10 @@ def _fields(section: Section, row: Row) -> list[object]:
     return [
         *(section.title, row.label, row.complete, " ".join(map(str, row.seeds))),
         *(value for name in MEASURED.values() for value in pair(row.of(name))),
-        *pair(None if row is section.reference else section.difference(row)),
+        *pair(mean_std(each)),
+        *((within.low, within.high) if within else (None, None)),
         section.reference.label,
         *published,
-        *(row.seconds, row.memory, any(run.reveals_task for run in row.counted)),
+        *(row.seconds, row.memory, network, any(run.reveals_task for run in row.counted)),
         *(row.recipe, row.budget.text, row.papers[0].other_budget if row.papers else None),
     ]

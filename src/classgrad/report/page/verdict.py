@@ -6,6 +6,7 @@ from itertools import combinations
 
 from classgrad.report.page.summary import Row, Section, differences
 from classgrad.report.text import duration, size
+from classgrad.runs.intervals import interval
 from classgrad.runs.record import mean_std
 
 GROWN = 105  # capacity, per cent
@@ -25,10 +26,8 @@ def headline(section: Section) -> str:
     """Return one sentence: which method wins, by how much, and over how many seeds."""
     if not section.competing:
         return _without_a_winner(section)
-    best = section.competing[0]
+    best, second = section.competing[0], _second(section)
     accuracy = _accuracy(best)
-    others = [row for row in section.competing[1:] if row.method != best.method]
-    second = next(iter(others or section.competing[1:]), None)
     if second is None:
         return f"{best.label} reaches {accuracy}{_over(best)}."
     each = differences(best, second)
@@ -38,8 +37,17 @@ def headline(section: Section) -> str:
     if round(ahead.mean, 1) <= 0:
         return f"{best.label} and {second.label} are level at {accuracy}{_chance(each)}."
     points = f"{ahead.mean:.1f} {'point' if round(ahead.mean, 1) == 1 else 'points'}"
-    sentence = f"{best.label} wins with {accuracy}, {points} ahead of {second.label}"
+    within = interval(each)
+    verb = "wins" if within and within.low > 0 else "is first"
+    sentence = f"{best.label} {verb} with {accuracy}, {points} ahead of {second.label}"
     return f"{sentence}{_chance(each)}{_other_budget(best, second)}."
+
+
+def _second(section: Section) -> Row | None:
+    """Return the line that the winner is compared with: of another method if there is one."""
+    best, *rest = section.competing
+    others = [row for row in rest if row.method != best.method]
+    return next(iter(others or rest), None)
 
 
 def winner(section: Section) -> str:
@@ -68,6 +76,18 @@ def _chance(each: Sequence[float]) -> str:
     return f", on {won} of {len(each)} seeds"
 
 
+def _how_sure(section: Section) -> str:
+    """Return the interval of the winner's lead, and whether seeds are too few to tell."""
+    second = _second(section) if section.competing else None
+    if second is None:
+        return ""
+    lead = interval(differences(section.competing[0], second))
+    if lead is None or round(lead.mean, 1) <= 0:
+        return ""
+    sentence = f"The lead lies between {lead.ends.replace(' to ', ' and ')} points at 95 %"
+    return f"{sentence}." if lead.low > 0 else f"{sentence}: too close to tell."
+
+
 def _other_budget(best: Row, second: Row) -> str:
     one, two = best.budget.length, second.budget.length
     return f", but with {one} against {two}" if one != two else ""
@@ -79,8 +99,9 @@ def _accuracy(row: Row) -> str:
 
 
 def remarks(section: Section) -> list[str]:
-    """Return more sentences: bounds, growth, the paper's order, and the budget."""
-    sentences = [_bounds(section), _growth(section), *_paper_order(section), _budget(section)]
+    """Return more sentences: the lead, bounds, growth, the paper's order, and the budget."""
+    sentences = [_how_sure(section), _bounds(section), _growth(section)]
+    sentences += [*_paper_order(section), _budget(section)]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -175,13 +196,15 @@ def _budget(section: Section) -> str:
         )
     known = [row.papers[0].accuracy_repeated for row in rows]
     tolerance = rows[0].papers[0].line.tolerance
-    met = sum(map(bool, known))
+    met, open_ = sum(map(bool, known)), known.count(None)
     if len(known) == 1:
-        sentence = f"The paper's accuracy is {'' if met else 'not '}met (± {tolerance:g})"
+        how = "met" if met else "open, partly within tolerance" if open_ else "not met"
+        sentence = f"The paper's accuracy is {how} (± {tolerance:g})"
     else:
         few = f"{met} of" if met else "None of"
         verb = "are" if met > 1 else "is"
         sentence = f"{few} the paper's {len(known)} accuracies {verb} met (± {tolerance:g})"
+        sentence += f", {open_} open" if open_ else ""
     others = list(dict.fromkeys(row.papers[0].other_budget for row in rows))
     if others == [""]:
         return f"{sentence}, with the paper's budget."
@@ -230,8 +253,12 @@ def _capacity(row: Row) -> Fact:
 
 
 def _cost(section: Section, row: Row) -> Fact:
-    value = f"{duration(row.seconds)}, {size(round(row.memory))}"
     other = next((r for r in section.rows if r.method == "finetune" and r.complete), None)
     if other is None or other is row:
-        return Fact("Cost", value, "time of a run, and memory kept between tasks")
-    return Fact("Cost", value, f"finetune: {duration(other.seconds)}, {size(round(other.memory))}")
+        return Fact("Cost", _spent(row), "time of a run, and memory kept between tasks")
+    return Fact("Cost", _spent(row), f"finetune: {_spent(other)}")
+
+
+def _spent(row: Row) -> str:
+    parts = duration(row.seconds), size(round(row.memory))
+    return ", ".join(part.replace(" ", "\u00a0") for part in parts)
