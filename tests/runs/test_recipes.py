@@ -5,7 +5,7 @@ import pytest
 from classgrad import networks
 from classgrad.benchmarks import BENCHMARKS
 from classgrad.errors import UserError
-from classgrad.learner.learner import NETWORK
+from classgrad.learner.kinds import NETWORK
 from classgrad.methods import METHODS
 from classgrad.runs import recipes
 from classgrad.runs.spec import make_plan
@@ -200,10 +200,32 @@ def test_what_comes_with_the_package_inherits_nothing():
     assert [recipes.load(name).inherit for name in recipes.names()] == [None, None]
 
 
+@pytest.mark.parametrize("benchmark", ["split-cifar100", "cifar100-superclass", "five-datasets"])
+def test_paper_makes_the_copies_of_the_released_code(benchmark):
+    method = make_plan(benchmark, "cgp", recipe="paper").method
+    assert (method.operations, method.severity) == ("all", 1)
+    assert method.copy_crop
+    assert method.copy_flip
+    assert (method.similarity, method.contrast) == (0.7, 0.1)  # the paper's
+
+
+def test_fast_makes_copies_by_the_defaults():
+    method = make_plan("split-cifar100", "cgp").method
+    assert (method.operations, method.severity) == ("augmix", 3)
+    assert not method.copy_crop
+    assert not method.copy_flip
+
+
+@pytest.mark.parametrize("recipe", recipes.names())
+@pytest.mark.parametrize(("benchmark", "mu"), [("five-datasets", 0.07), ("split-cifar100", 0.5)])
+def test_the_temperature_is_that_of_the_released_code(recipe, benchmark, mu):
+    assert make_plan(benchmark, "cgp", recipe=recipe).method.temperature == mu
+
+
 def test_folders_have_the_network_that_learners_have():
     plan = make_plan("folder:photos", "cgp")
-    assert plan.network == NETWORK
-    assert plan.network_options.trainable == networks.NETWORKS[NETWORK].last_blocks
+    assert plan.network == NETWORK["images"]
+    assert plan.network_options.trainable == networks.NETWORKS[NETWORK["images"]].last_blocks
     assert plan.benchmark_options["image_size"] == plan.network_options.size
     assert make_plan("folder:photos", "ogd").method.max_vectors == 100
 
@@ -257,5 +279,5 @@ def test_values_for_a_network_are_inherited(tmp_path):
     path = write(tmp_path, 'inherit = "fast"\n[benchmarks.folder]\nnetwork = "resnet18"\n')
     plan = make_plan("folder:photos", "owm", recipe=path)
     assert (plan.network_options.norm, plan.method.damping["*"]) == ("stored", 0.01)
-    plan = make_plan("folder:photos", "owm", recipe=path, network=NETWORK)
+    plan = make_plan("folder:photos", "owm", recipe=path, network=NETWORK["images"])
     assert plan.network_options.trainable == 5

@@ -45,6 +45,31 @@ def cgp(case: Case, **values: object) -> CGP:
     )
 
 
+@pytest.mark.parametrize("rule", ["alg1", "joint"])
+def test_the_rules_of_version_0_1_are_settings_of_pooled(rule: str) -> None:
+    """Given by a user, and read from a file."""
+    count = "capped" if rule == "alg1" else "joint"
+    for method in (CGP(rule=rule), CGP(**CGP.migrate({"rule": rule, "energy": 0.9}))):
+        assert method.refining() == replace(READINGS["pooled"], count=count)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("official", "rule=official is gone; it was not the released rule: give reading=released"),
+        ("gpm", "rule=gpm is gone; take the method gpm"),
+        ("a\nb", r"rule='a\nb' is gone; give a reading instead"),
+    ],
+)
+def test_rules_that_are_gone_are_refused_in_a_line_that_says_what_to_give(
+    rule: str, message: str
+) -> None:
+    for read in (lambda: CGP(rule=rule), lambda: CGP.migrate({"rule": rule})):
+        with pytest.raises(UserError) as refused:
+            read()
+        assert str(refused.value) == message
+
+
 @settings(deadline=None, max_examples=40)
 @given(seed=seeds, epsilon=st.floats(0.3, 0.9999))
 def test_every_class_holds_its_share_after_plain_updates(seed: int, epsilon: float) -> None:

@@ -39,7 +39,7 @@ from torch.nn import functional
 from classgrad.core.collect import ClassInputs, Collected
 from classgrad.core.projector import Projection, SequentialProjection
 from classgrad.data.augmix import augmix, crop, flip, refuse_range
-from classgrad.errors import UserError
+from classgrad.errors import UserError, shown
 from classgrad.methods.base import LayerRank, Step
 from classgrad.methods.projection.budget import Budgeted
 from classgrad.methods.projection.refining import (
@@ -59,12 +59,18 @@ from classgrad.networks.shard import Shard
 from classgrad.settings import Migration
 from classgrad.tasks import Task
 
+INSTEAD = {
+    "official": "it was not the released rule: give reading=released",
+    "gpm": "take the method gpm",
+}
+
 
 def reading_of_rule(rule: str) -> dict[str, str]:
     """Return the settings that took the place of `rule`."""
     if rule in ("alg1", "joint"):
         return {"reading": "pooled", **({"count": "joint"} if rule == "joint" else {})}
-    raise UserError(f"rule={rule} is gone: give reading=released, or the method gpm for rule=gpm")
+    given = shown(rule)
+    raise UserError(f"rule={given} is gone; {INSTEAD.get(given, 'give a reading instead')}")
 
 
 class CGP(Budgeted):
@@ -168,8 +174,7 @@ class CGP(Budgeted):
 
     def copies(self, step: Step) -> Tensor:
         """Return an altered copy of every image."""
-        images, generator, shard = step.images, step.generator, step.shard
-        among = None if shard.is_whole else (shard.start, shard.whole)
+        images, generator, among = step.images, step.generator, step.shard.among
         if self.copy_crop:
             images = crop(images, generator=generator, among=among)
         if self.copy_flip:
