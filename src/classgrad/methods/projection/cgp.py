@@ -174,7 +174,8 @@ class CGP(Budgeted):
 
     def copies(self, step: Step) -> Tensor:
         """Return an altered copy of every image."""
-        images, generator, among = step.images, step.generator, step.shard.among
+        images, generator, shard = step.images, step.generator, step.shard
+        among = None if shard.is_whole else (shard.start, shard.whole)
         if self.copy_crop:
             images = crop(images, generator=generator, among=among)
         if self.copy_flip:
