@@ -14,9 +14,9 @@ used ones are free. The gradient of e vanishes where s e is large; it is multipl
 (smax / s) (cosh(s e) + 1) / (cosh(e) + 1), with s e clamped to ±50, and e is kept in [-6, 6].
 
 Rate.  That makes the gradient smax σ'(e) ∂L/∂a, whatever s is; of it, the penalty has c smax / 4U
-at most, with U units in all: 0.017 for AlexNet-5. At the authors' rate of 0.05, e moves by up to 12
-in 200 epochs of 75 steps, and by less than 0.5 in twelve epochs of the recipe `fast`, where it
-starts with a standard deviation of 1. So every step of an embedding is multiplied by
+at most, with U units in all: 0.017 for AlexNet-5 and smax 400. At the authors' rate of 0.05, that
+moves e by up to 12 in 200 epochs of 75 steps; in twelve epochs at 0.006 with momentum by up to 0.4,
+where e starts with a standard deviation of 1. So every step of an embedding is multiplied by
 `embedding_rate`.
 
 Differences from the paper and the released code: finished masks are rounded to 0 or 1, so that
