@@ -9,12 +9,15 @@ import pytest
 
 from classgrad.methods import METHODS
 from classgrad.methods.structure.hat import HAT
+from classgrad.runs.record import RunRecord
 from classgrad.runs.spec import Plan, make_plan
 from classgrad.training.schedules import Cosine
 
 pytestmark = pytest.mark.docs
 
-PAGES = Path(__file__).parents[2] / "docs" / "methods"
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "methods"
+TUNING = ROOT / "results" / "tuning"
 SECTIONS = ["## Equations", "## Settings", "## What it stores", "## Run it"]
 
 
@@ -88,3 +91,65 @@ def test_how_far_the_penalty_of_hat_moves_an_embedding_with_the_recipe():
         assert f"{moves_by(plan, 4750, 4544):.1f}" == shown
         assert f"up to {shown} " in " ".join(page("hat").split())
     assert (plan.training, plan.method.steepness) == (CIFAR.training, CIFAR.method.steepness)
+
+
+def trials(study: str, **values: object) -> list[RunRecord]:
+    """Return the records of every trial of a study with these values, each seed once."""
+    content = json.loads((TUNING / f"{study}.json").read_text())
+    found = {}
+    for part in [content, *content["earlier"]]:
+        for point in part["points"]:
+            for folder in point["folders"].values():
+                record = RunRecord.load((TUNING / study).parent / folder)
+                settings = {**record.method, **record.training}
+                if all(settings[name] == value for name, value in values.items()):
+                    found[folder] = record
+    return list(found.values())
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.1])
+def test_what_multitask_and_finetune_reach_on_the_digits_is_of_the_records(rate):
+    (row,) = re.findall(rf"^\| {rate} \| (.*) \|$", page("multitask"), re.MULTILINE)
+    *joint, alone = map(float, row.split(" | "))
+    for factor, shown in zip((1, 2, 3, 5), joint, strict=True):
+        found = trials(
+            "baselines/permuted-digits-multitask",
+            epoch_factor=factor,
+            learning_rate=rate,
+            epochs=10,
+        )
+        assert len(found) == 3
+        mean = sum(record.average_accuracy for record in found) / 3
+        assert shown == pytest.approx(mean, abs=0.0501)
+    learnt = [
+        record.accuracy_matrix[task][task]
+        for record in trials("permuted-digits-finetune", learning_rate=rate)
+        for task in range(len(record.tasks))
+    ]
+    assert len(learnt) == 15
+    assert alone == pytest.approx(sum(learnt) / 15, abs=0.0501)
+    assert joint[2] >= alone  # the default factor makes a bound
+
+
+def test_the_capacity_of_apd_and_the_memory_of_cgp_are_of_the_records():
+    capacity = [
+        trials(f"strengths/cifar100-superclass-{name}")[-1].capacity for name in ("apd", "apd2")
+    ]
+    apd, apd2 = capacity
+    assert f"| held-out, seed 101 | {apd:.0f} % | {apd2:.0f} % |" in page("apd")
+    assert max(capacity) < 2 * 130  # as published
+    kept = {}
+    for reading in ("algorithm", "pooled", "released"):
+        newest, *_ = [
+            record
+            for record in trials("readings/split-cifar100-cgp", reading=reading, warmup=6)
+            if record.seed == 101
+        ]
+        kept[reading] = newest.memory_bytes / 1e6
+    prototypes = 4 * 100 * (3 * 32**2 + 64 * 14**2 + 128 * 6**2 + 1024 + 2048) / 1e6
+    words = " ".join(page("cgp").split())
+    was = "have {algorithm:.0f} MB for `algorithm`, {pooled:.0f} for `pooled` and {released:.0f}"
+    assert f"{was.format(**kept)} for `released`, of which prototypes are {prototypes:.0f}" in words
+    now = {name: (size - prototypes) / 2 + prototypes for name, size in kept.items()}
+    half = "{algorithm:.0f}, {pooled:.0f} and {released:.0f} MB".format(**now)
+    assert f"the same bases and prototypes are {half}." in words
