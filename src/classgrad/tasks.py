@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import torch
@@ -12,6 +12,9 @@ from torch import Tensor
 from classgrad.errors import UserError
 
 Transform = Callable[[Tensor], Tensor]
+# Alters images at random. Given (start, count) they are a shard of that many images, from `start`
+# on, and become the same as if all were given.
+Augment = Callable[[Tensor, torch.Generator, tuple[int, int] | None], Tensor]
 
 
 def unchanged(images: Tensor) -> Tensor:
@@ -60,7 +63,9 @@ class Split:
 class Task:
     """Training and validation data of a task: all that a method may see, so no test data.
 
-    `transform` maps images in [0, 1] to inputs of the network, after any augmentation.
+    `transform` maps images in [0, 1] to inputs of the network, after any augmentation. `augment` is
+    what training does to images in every step; whatever else is computed of them is of images as
+    they are.
     """
 
     id: int
@@ -69,6 +74,7 @@ class Task:
     train: Split
     valid: Split
     transform: Transform = unchanged
+    augment: Augment | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         for part in (self.train, self.valid):

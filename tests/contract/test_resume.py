@@ -24,7 +24,13 @@ SETTINGS = {
         "width": 24,
         "stability": 2,
     },
-    "plateau": {"optimizer": "adamw", "weight_decay": 0.01, "schedule": "plateau", "width": 24},
+    "plateau": {
+        "optimizer": "adamw",
+        "weight_decay": 0.01,
+        "schedule": "plateau",
+        "augment": "crop-flip",
+        "width": 24,
+    },
     "plain": {"width": 24},
     "shared": {"heads": "shared", "width": 24},
 }

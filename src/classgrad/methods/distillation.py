@@ -2,9 +2,10 @@
 
 The pull has to be zero as long as no weight has moved. So both outputs are of the same batch, where
 BatchNorm uses its statistics, and of the same units, where dropout leaves some out. In such a
-network the outputs to keep are computed in every step by a copy of the network as it was before the
-task, which draws the same masks. In others, where the output for an image is always the same, they
-are recorded once before the task, which is equivalent and costs nothing in a step.
+network, or where images are augmented, the outputs to keep are computed in every step by a copy of
+the network as it was before the task, which draws the same masks. In others, where the output for
+an image is always the same, they are recorded once before the task, which is equivalent and costs
+nothing in a step.
 """
 
 import copy
@@ -20,7 +21,7 @@ from classgrad.methods.base import Method
 from classgrad.networks.layers import Dropout, TaskBatchNorm
 from classgrad.networks.network import Network
 from classgrad.prediction.accuracy import BATCH
-from classgrad.tasks import Split, Transform, batches
+from classgrad.tasks import Split, Task, Transform, batches
 
 
 class Distilled(Method):
@@ -36,9 +37,9 @@ class Distilled(Method):
 
     _teacher: Network | None = PrivateAttr(default=None)  # the network as it was before the task
 
-    def needs_teacher(self, net: Network) -> bool:
+    def needs_teacher(self, net: Network, task: Task) -> bool:
         """Tell whether the outputs to keep are computed in every step."""
-        return self.targets == "step" and depends_on_batch(net)
+        return self.targets == "step" and (task.augment is not None or depends_on_batch(net))
 
     def keep_teacher(self, net: Network) -> None:
         """Keep a copy of the network as it is now."""

@@ -58,7 +58,7 @@ class LwF(Distilled):
 
     def begin_task(self, net: Network, task: Task) -> None:
         """Record the outputs of the old heads for the new images, or keep the network itself."""
-        if task.id and self.needs_teacher(net):
+        if task.id and self.needs_teacher(net, task):
             self.keep_teacher(net)
         elif task.id:
             rng = seeds.generator(net.seed, "answers", task.id)

@@ -59,6 +59,11 @@ class Shard:
         return slice(self.start, self.stop)
 
     @property
+    def among(self) -> tuple[int, int] | None:
+        """First sample and size of the batch; None if the shard is all of it."""
+        return None if self.is_whole else (self.start, self.whole)
+
+    @property
     def weight(self) -> float:
         """Factor of a mean over this shard with which the mean over processes is that of all."""
         return self.size * self.processes / self.whole

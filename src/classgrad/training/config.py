@@ -6,6 +6,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from classgrad.data.augment import AugmentName
 from classgrad.settings import Migration, Settings
 from classgrad.training.schedules import Constant, Cosine, Plateau, Schedule
 
@@ -42,6 +43,11 @@ class Training(Settings):
         default=6,
         ge=1,
         description="plateau: epochs without improvement before the rate is divided",
+    )
+    augment: AugmentName = Field(
+        default="none",
+        description="what every step does to its images: a flip left to right at random, also a "
+        "crop at random, padded by 4 pixels, or AugMix",
     )
     task_free: Literal["every", "end", "never"] = Field(
         default="every",

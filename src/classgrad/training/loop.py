@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -121,7 +121,7 @@ class Loop:
                 "schedule 'plateau' needs validation data: set some of the training data aside, "
                 "or choose monitor=train or schedule=cosine"
             )
-        purposes = ("order", "method", "dropout")
+        purposes = ("order", "method", "dropout", "augment")
         self.rngs = {
             purpose: seeds.generator(seed, purpose, self.newest_task) for purpose in purposes
         }
@@ -192,7 +192,6 @@ class Loop:
             group["lr"] = self.schedule.rate(self.steps_done)
         with method.sharded(net, len(index)) as shard:
             step = self.step_on(task, index, shard)
-            refuse_non_finite_images(step)
             loss = shard.weighted(method.loss(net, step))
         value = float(world().mean(loss.detach()))
         if not math.isfinite(value):
@@ -217,7 +216,7 @@ class Loop:
         """Return the step on this shard of a batch."""
         index = batch[shard.part]
         images = task.train.unit_images(index, next(self.net.parameters()).dtype)
-        return Step(
+        step = Step(
             task,
             index,
             images,
@@ -232,6 +231,11 @@ class Loop:
             fresh_optimizer=True,
             shard=shard,
         )
+        refuse_non_finite_images(step)
+        if task.augment is None:
+            return step
+        images = task.augment(images, self.rngs["augment"], shard.among)
+        return replace(step, images=images, x=task.transform(images))
 
     def recalibrate(self) -> None:
         """Recalibrate BatchNorm: measure the statistics for predictions on all training data."""
@@ -300,7 +304,8 @@ class Loop:
         if self.scaler:
             load_scaler(self.scaler, state["scale"])
         for purpose, rng in self.rngs.items():
-            rng.set_state(state["chances"][purpose])
+            if purpose in state["chances"]:  # states of earlier versions have no "augment"
+                rng.set_state(state["chances"][purpose])
         self.best, self.steps_done = state["best"], state["done"]
         self.epoch, self.batch = state["epoch"], state["batch"]
         unknown: list[float | None] = [None] * self.epoch  # states of earlier versions have none

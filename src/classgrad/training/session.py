@@ -16,6 +16,7 @@ import torch
 
 from classgrad import seeds
 from classgrad.checkpoints import CheckpointManager
+from classgrad.data.augment import augmentation, refuse_unfit
 from classgrad.errors import UserError
 from classgrad.methods.base import Fit, Method
 from classgrad.methods.saved_state import complete_state
@@ -77,9 +78,10 @@ class Session:
     ) -> None:
         net.add_task(classes)
         self.method = method
-        self.net = method.wrap(net, stream, seed)
-        self.net.precision = precision
         self.training, self.seed = training, seed
+        self.augment = augmentation(training.augment)
+        self.net = method.wrap(net, [self._augmenting(task) for task in stream], seed)
+        self.net.precision = precision
         self.tasks = 0  # how many were learnt
         self.prototypes = ClassPrototypes()
         self.clock = Clock()
@@ -90,6 +92,13 @@ class Session:
         """Add the head and other parts of the next task to the network, unless it has them."""
         if len(self.net.heads) == self.tasks:
             self.net.add_task(classes)
+
+    def _augmenting(self, task: Task) -> Task:
+        """Return a task whose images are augmented as the settings say."""
+        if self.augment is None:
+            return task
+        refuse_unfit(task.train.images, self.training.augment)
+        return replace(task, augment=self.augment)
 
     def learn_task(
         self,
@@ -104,6 +113,7 @@ class Session:
         With `checkpoints` the state is saved during training; `full_state` turns the state of the
         training loop into all that is to be saved.
         """
+        task = self._augmenting(task)
         self.add_task(task.classes)
         begin = self.method.continue_task if self.unfinished else self.method.begin_task
         begin(self.net, task)

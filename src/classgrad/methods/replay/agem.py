@@ -32,7 +32,9 @@ class AGEM(Episodic):
     def references(self, net: Network, step: Step) -> list[Gradient]:
         """Return g_ref, the gradient of the loss of a batch from the memory."""
         parts = self.draw(step)
-        return [self.gradient_of(self.batch_loss(net, parts), step)] if parts else []
+        return (
+            [self.gradient_of(self.batch_loss(net, parts, step.generator), step)] if parts else []
+        )
 
     def correction(self, along: Tensor, square: Tensor) -> Tensor | None:
         """Project the gradient if it points against that of the memory."""

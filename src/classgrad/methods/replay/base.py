@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, PrivateAttr
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from classgrad.errors import Diverged, UserError
@@ -28,7 +28,7 @@ from classgrad.methods.flat import add_, gather, gram, inner, split
 from classgrad.methods.replay.buffer import EqualShares, MemorySize, Part, ReplayMemory
 from classgrad.networks.layers import TaskBatchNorm
 from classgrad.networks.network import Network
-from classgrad.tasks import Task, Transform
+from classgrad.tasks import Augment, Task, Transform
 
 Gradient = list[Tensor]  # one tensor for each trained parameter
 
@@ -65,6 +65,7 @@ class Rehearsal(Method, ABC):
     _memory: Any = PrivateAttr(default=None)
     _size: MemorySize = PrivateAttr(default=MemorySize(0, ""))
     _transforms: list[Transform] = PrivateAttr(default_factory=list)
+    _augment: Augment | None = PrivateAttr(default=None)
     _normed: bool = PrivateAttr(default=False)
 
     @abstractmethod
@@ -78,6 +79,7 @@ class Rehearsal(Method, ABC):
         )
         self._memory = self.empty_memory()
         self._transforms = [task.transform for task in stream]
+        self._augment = stream[0].augment if stream else None
         self._normed = any(isinstance(module, BATCH_NORMS) for module in net.modules())
         if self._size.samples < self._least:
             normed = " for a network with BatchNorm, which learns nothing from a single sample"
@@ -123,8 +125,8 @@ class Rehearsal(Method, ABC):
         )
         return drawn
 
-    def task_loss(self, net: Network, task: int, index: Tensor) -> Tensor:
-        """Return the mean cross-entropy of some of a task's kept samples.
+    def task_loss(self, net: Network, task: int, index: Tensor, rng: Generator) -> Tensor:
+        """Return the mean cross-entropy of some of a task's kept samples, augmented as others are.
 
         With several processes, it is that of a shard times its weight.
         """
@@ -132,12 +134,14 @@ class Rehearsal(Method, ABC):
         with self.sharded(net, len(index)) as shard:
             local = index[shard.part]
             images = kept.unit_images(local, next(net.parameters()).dtype)
+            if self._augment is not None:
+                images = self._augment(images, rng, shard.among)
             logits = net(self._transforms[task](images), task)
             return shard.weighted(functional.cross_entropy(logits, kept.labels[local]))
 
-    def batch_loss(self, net: Network, parts: Sequence[Part]) -> Tensor:
+    def batch_loss(self, net: Network, parts: Sequence[Part], rng: Generator) -> Tensor:
         """Return the weighted loss of a batch from the memory."""
-        losses = [part.weight * self.task_loss(net, part.task, part.index) for part in parts]
+        losses = [part.weight * self.task_loss(net, part.task, part.index, rng) for part in parts]
         return sum(losses[1:], start=losses[0])
 
     def state_dict(self) -> dict[str, Any]:
@@ -188,7 +192,7 @@ class Episodic(Rehearsal):
             )
         return net
 
-    def end_task(self, net: Network, task: Task, generator: torch.Generator) -> None:
+    def end_task(self, net: Network, task: Task, generator: Generator) -> None:
         """Keep some of the task's samples, and fewer of earlier ones."""
         self._memory.add(task.id, task.train, generator)
 

@@ -53,7 +53,7 @@ class ER(Rehearsal):
         drawn = sum(len(part.index) for part in parts)
         new, replayed = len(step.batch), min(drawn, self.draw_count(step))
         # The memory's loss already has its shard weight; the sum is multiplied by the batch's.
-        memory_loss = self.batch_loss(net, parts) / step.shard.weight
+        memory_loss = self.batch_loss(net, parts, step.generator) / step.shard.weight
         return (new * current + replayed * memory_loss) / (new + replayed)
 
     def after_step(self, net: Network, step: Step) -> None:

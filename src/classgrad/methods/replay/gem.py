@@ -72,7 +72,7 @@ class GEM(Episodic):
         if self.memory_batch:
             count = max(self.memory_batch, self._per_task)
         index = self._memory.rows(task, count, step.generator)
-        return self.gradient_of(self.task_loss(net, task, index), step)
+        return self.gradient_of(self.task_loss(net, task, index, step.generator), step)
 
 
 def closest_within(

@@ -223,7 +223,7 @@ class ICaRL(Distilled):
         """Record the network's outputs for new images and exemplars, or keep the network itself."""
         if task.id == 0:
             return
-        if self.needs_teacher(net):
+        if self.needs_teacher(net, task):
             self.keep_teacher(net)
             return
         outputs = partial(record, net, generator=seeds.generator(net.seed, "answers", task.id))
@@ -249,6 +249,8 @@ class ICaRL(Distilled):
         drawn = list(self.draw(step.generator))
         for old, rows, weight in drawn:
             images = self._exemplars[old].unit_images(rows, step.x.dtype)
+            if step.task.augment is not None:
+                images = step.task.augment(images, step.generator, None)
             x = self._transforms[old](images)
             earlier = self.teacher_logits(net, x, [old] if net.shared_head else range(task))
             if earlier is None:
