@@ -16,11 +16,14 @@ from benchmarks.images import random_task
 from benchmarks.rows import Bound, Quantity, Row
 from benchmarks.timing import Bench, Call
 from classgrad import Learner
-from classgrad.learner.learner import NETWORK
+from classgrad.learner.kinds import NETWORK
 
 SIZE = (1600, 1200)  # of the photo
 LIMITS = {"--help": 0.3, "list": 0.5, "predict": 2.5}  # seconds
-NOTE = f"each in a new process; predict of one photo, with {NETWORK}, the default of a learner"
+NOTE = (
+    f"each in a new process; predict of one photo, with {NETWORK['images']}, the default of a "
+    "learner"
+)
 
 
 def measure(bench: Bench) -> list[Row]:

@@ -5,7 +5,7 @@ import pytest
 from classgrad import networks
 from classgrad.benchmarks import BENCHMARKS
 from classgrad.errors import UserError
-from classgrad.learner.learner import NETWORK
+from classgrad.learner.kinds import NETWORK
 from classgrad.methods import METHODS
 from classgrad.runs import recipes
 from classgrad.runs.spec import make_plan
@@ -224,8 +224,8 @@ def test_the_temperature_is_that_of_the_released_code(recipe, benchmark, mu):
 
 def test_folders_have_the_network_that_learners_have():
     plan = make_plan("folder:photos", "cgp")
-    assert plan.network == NETWORK
-    assert plan.network_options.trainable == networks.NETWORKS[NETWORK].last_blocks
+    assert plan.network == NETWORK["images"]
+    assert plan.network_options.trainable == networks.NETWORKS[NETWORK["images"]].last_blocks
     assert plan.benchmark_options["image_size"] == plan.network_options.size
     assert make_plan("folder:photos", "ogd").method.max_vectors == 100
 
@@ -279,5 +279,5 @@ def test_values_for_a_network_are_inherited(tmp_path):
     path = write(tmp_path, 'inherit = "fast"\n[benchmarks.folder]\nnetwork = "resnet18"\n')
     plan = make_plan("folder:photos", "owm", recipe=path)
     assert (plan.network_options.norm, plan.method.damping["*"]) == ("stored", 0.01)
-    plan = make_plan("folder:photos", "owm", recipe=path, network=NETWORK)
+    plan = make_plan("folder:photos", "owm", recipe=path, network=NETWORK["images"])
     assert plan.network_options.trainable == 5

@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from classgrad.cli.state import Model, SkipBad, State, load_learner
+from classgrad.cli.state import (
+    Model,
+    SkipBad,
+    State,
+    load_learner,
+    one_of,
+    refuse_other_kind,
+)
+from classgrad.errors import shown
 
 if TYPE_CHECKING:
     from classgrad.learner.history import Differences
+    from classgrad.learner.info import Info
 
 app = typer.Typer()
-SHOWN = 20  # images with another prediction
+SHOWN = 20  # images or sentences with another prediction
 
 
 @app.command(epilog="Examples: classgrad undo state")
@@ -37,7 +46,7 @@ def undo(state: State) -> None:
         f"undone: '{state}' has {len(after.tasks)} tasks, as of {after.tasks[-1].when[:10]}",
         soft_wrap=True,
     )
-    print_differences(console, compare(before, after))
+    print_differences(console, compare(before, after), after)
 
 
 @app.command(
@@ -50,54 +59,64 @@ def diff(
         list[str] | None,
         typer.Option(help="An image or a folder of images, to compare predictions."),
     ] = None,
+    sentences: Annotated[
+        list[Path] | None, typer.Option(help="Or a file of sentences, for the same.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
     model: Model = None,
     skip_bad: SkipBad = False,
 ) -> None:
-    """Show what differs between two learners: classes, images, settings, predictions."""
+    """Show what differs between two learners: classes, their images, settings, predictions."""
     from rich.console import Console
 
     from classgrad.learner.history import compare
     from classgrad.learner.info import read
 
     differences = compare(read(first), read(second))
-    answers = predictions(images, [first, second], model, skip_bad) if images else None
+    answers, several = None, ""
+    if images or sentences:
+        several = one_of(images=images, sentences=sentences)
+        given: list[Any] = [*(images or []), *(sentences or [])]
+        answers = predictions(several, given, [first, second], model, skip_bad)
     if as_json:
         content = asdict(differences) | {"predictions": answers}
         print(json.dumps(content, indent=1))
         return
     console = Console(markup=False, highlight=False)
-    print_differences(console, differences)
+    print_differences(console, differences, read(second))
     if answers is None:
         return
     changed = [one for one in answers if one["first"] != one["second"]]
-    console.print(f"{'images':<10} {len(changed)} of {len(answers)} predictions differ")
+    console.print(f"{several:<10} {len(changed)} of {len(answers)} predictions differ")
     for one in changed[:SHOWN]:
-        console.print(f"{'':<10} {one['file']}: {one['first']}, {one['second']}", soft_wrap=True)
+        what, old, new = one.values()
+        console.print(f"{'':<10} {shown(what)}: {old}, {new}", soft_wrap=True)
     if len(changed) > SHOWN:
         console.print(f"{'':<10} and {len(changed) - SHOWN} more: --json has all")
 
 
 def predictions(
-    images: list[str], states: list[Path], model: str | None, skip_bad: bool
+    several: str, given: list[Any], states: list[Path], model: str | None, skip_bad: bool
 ) -> list[dict[str, str]]:
-    """Return what two learners predict for each image."""
-    from classgrad.data.pictures import read_pictures
-
+    """Return what two learners predict for each image or sentence."""
     answers: list[list[str]] = []
     for state in states:
         learner = load_learner(state, model)
-        pictures, files, _ = read_pictures(images, learner.size, skip_bad)
-        predicted = learner.predict(pictures)  # nothing, if all classes are forgotten
+        refuse_other_kind(f"'{state}'", type(learner.kind), several)
+        inputs, sources = learner.kind.read_all(given, skip_bad)
+        predicted = learner.predict(inputs)  # nothing, if all classes are forgotten
         answers.append([f"{one.task}/{one.name}" if one.ranking else "-" for one in predicted])
     return [
-        {"file": str(file), "first": old, "second": new}
-        for file, old, new in zip(files, *answers, strict=True)
+        {learner.kind.source: str(source), "first": old, "second": new}
+        for source, old, new in zip(sources, *answers, strict=True)
     ]
 
 
-def print_differences(console: Any, differences: "Differences") -> None:
+def print_differences(console: Any, differences: "Differences", after: "Info") -> None:
     """Print what differs, a line for each kind."""
+    from classgrad.learner.kinds import named_kind
+
+    several = named_kind(after.settings["network"]).several
 
     def line(title: str, text: str) -> None:
         if text:
@@ -114,8 +133,8 @@ def print_differences(console: Any, differences: "Differences") -> None:
     }
     line("removed", ", ".join(differences.removed))
     line("added", ", ".join(differences.added))
-    line("images", pairs(differences.images))
+    line(several, pairs(differences.images))
     line("settings", pairs(differences.settings))
     line("accuracy", pairs(rounded))
     if not any(asdict(differences).values()):
-        console.print("no differences in classes, images, settings or accuracy")
+        console.print(f"no differences in classes, {several}, settings or accuracy")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from classgrad.methods.projection.forecast import LayerForecast
 
 app = typer.Typer()
+ALIKE = {"images": "look alike", "sentences": "are the same"}
 
 
 @app.command(epilog="Examples: classgrad info state | classgrad info state --json")
@@ -42,16 +43,18 @@ def info(
 
 def show_info(console: "Console", learner_info: "Info") -> None:
     """Print tables of the tasks and of the ranks of layers, and lines on the rest."""
+    from classgrad.learner.kinds import named_kind
     from classgrad.methods.projection.forecast import Capacity
     from classgrad.report.text import size
 
     def line(title: str, text: str) -> None:
         console.print(f"{title:<10} {text}", soft_wrap=True)
 
+    kind = named_kind(learner_info.settings["network"])
     for warning in learner_info.warnings:
         console.print(f"{warning}; this is the previous one", soft_wrap=True)
     if learner_info.tasks:
-        console.print(task_table(learner_info.tasks))
+        console.print(task_table(learner_info.tasks, kind.several))
     if learner_info.free_rank:
         console.print(rank_table(learner_info.free_rank))
         line("free rank", str(Capacity(learner_info.free_rank)))
@@ -81,7 +84,7 @@ def show_info(console: "Console", learner_info: "Info") -> None:
         line("but", f"{task_name} was learnt with {text}")
     network = settings["network"] or "your own"
     if "size" in settings:  # known once a task is learnt
-        network += f", images {settings['size']} x {settings['size']}"
+        network += f", {kind.size_text(settings['size'])}"
     precision = f", {settings['precision']}" if settings["precision"] else ""
     line("network", f"{network}, tune {settings['tune']}, seed {settings['seed']}{precision}")
 
@@ -110,11 +113,11 @@ def drift_lines(drifts: "Sequence[Drift]") -> list[str]:
     return [f"of {one.task}: {text}" for one, text in zip(drifts, texts, strict=True)]
 
 
-def task_table(tasks: "Sequence[LearntTask]") -> "Table":
-    """Return a table with a row for each task."""
+def task_table(tasks: "Sequence[LearntTask]", several: str = "images") -> "Table":
+    """Return a table with a row for each task, of `several` images or sentences."""
     from rich.table import Table
 
-    table = Table("task", "classes", "images", "accuracy %", "95 % interval", "from", "learnt")
+    table = Table("task", "classes", several, "accuracy %", "95 % interval", "from", "learnt")
     for column in table.columns[1:6]:
         column.justify = "right"
     for task in tasks:
@@ -155,18 +158,19 @@ def print_task(
 ) -> None:
     """Print the result of learning a task in a few lines.
 
-    `before` is the number of images it had before, if it was known.
+    `before` is the number of images or sentences it had before, if it was known.
     """
+    several = learner.kind.several
     learnt = learner.tasks[learner.task_number(task)]
     count = sum(learnt.samples)
     added = f"{count:,}" if before is None else f"{count:,}, {count - before:,} of them new"
-    title = f"{task}, learnt before from the same images" if before == count else task
+    title = f"{task}, learnt before from the same {several}" if before == count else task
     capacity = learner.capacity()
     lines = [
         ("task", title),
         ("classes", ", ".join(learnt.class_names)),
-        ("images", added),
-        *accuracy_lines(learner, learnt),
+        (several, added),
+        *accuracy_lines(learner, learnt, several),
         *([("free rank", str(capacity))] if capacity.layers else []),
         ("saved", str(folder)),
     ]
@@ -176,40 +180,48 @@ def print_task(
         print_confusions(console, learner)
 
 
-def accuracy_lines(learner: "Learner", learnt: "LearntTask") -> list[tuple[str, str]]:
+def accuracy_lines(
+    learner: "Learner", learnt: "LearntTask", several: str = "images"
+) -> list[tuple[str, str]]:
     """Return how often classes are told apart: those of the task, and all classes so far."""
-    figures, alone, weakest = learnt.task_free, learnt.accuracy, weakest_lines(learnt)
+    figures, alone, weakest = learnt.task_free, learnt.accuracy, weakest_lines(learnt, several)
     known = len(learnt.class_names) - len(learnt.forgotten)
     if alone is None:
-        alike = "all images of a class look alike" if one_scene(learnt) else ""
-        text = f"no validation data: {alike or 'classes have too few images'}"
+        alike = f"all {several} of a class {ALIKE[several]}" if one_scene(learnt) else ""
+        text = f"no validation data: {alike or f'classes have too few {several}'}"
     elif figures is None:
-        text = f"{alone:.1f} %{interval_text(learnt)} on validation data, balanced"
+        text = f"{alone:.1f} %{interval_text(learnt, several)} on validation data, balanced"
     else:
         text = f"{alone:.1f} % among the classes of this task"
     if alone is not None and known == 1:
         text = "nothing to tell apart: the task has one class"
     if figures is None:
-        return [("accuracy", text), *(weakest if alone is not None else []), *alike_lines(learnt)]
+        return [
+            ("accuracy", text),
+            *(weakest if alone is not None else []),
+            *alike_lines(learnt, several),
+        ]
     classes = len({number for task in learner.tasks for number in task.known_numbers()})
     among_all = (
         f"{figures['accuracy']:.1f} % among all {classes} classes so far "
         f"({figures['low']:.1f} to {figures['high']:.1f}), balanced, from {figures['samples']} "
-        f"images left out one at a time; probabilities are off by "
+        f"{several} left out one at a time; probabilities are off by "
         f"{figures['calibration_error']:.0f} points on average"
     )
-    return [("accuracy", text), ("task-free", among_all), *weakest, *alike_lines(learnt)]
+    return [("accuracy", text), ("task-free", among_all), *weakest, *alike_lines(learnt, several)]
 
 
-def interval_text(learnt: "LearntTask") -> str:
+def interval_text(learnt: "LearntTask", several: str) -> str:
     """Return the interval of a task's accuracy in words, if it is known."""
     if learnt.interval is None:
         return ""
     low, high, samples = (learnt.interval[name] for name in ("low", "high", "samples"))
-    return f" ({low:.1f} to {high:.1f}, from {samples} images)"
+    return f" ({low:.1f} to {high:.1f}, from {samples} {several})"
 
 
-def weakest_lines(learnt: "LearntTask", most: int = 3) -> list[tuple[str, str]]:
+def weakest_lines(
+    learnt: "LearntTask", several: str = "images", most: int = 3
+) -> list[tuple[str, str]]:
     """Return which classes of a task are recognised least often, and which were not measured."""
     lines = []
     known = [name for name in learnt.class_names if name not in learnt.forgotten]
@@ -220,24 +232,29 @@ def weakest_lines(learnt: "LearntTask", most: int = 3) -> list[tuple[str, str]]:
     unmeasured = [name for name in known if name not in recalls]
     alike = [name for name in unmeasured if name in one_scene(learnt)]
     few = [name for name in unmeasured if name not in alike]
-    for names, reason in ((alike, "all images look alike"), (few, "too few images")):
+    for names, reason in (
+        (alike, f"all {several} {ALIKE[several]}"),
+        (few, f"too few {several}"),
+    ):
         if names:
             lines.append(("unmeasured", f"{', '.join(names)}: {reason}"))
     return lines
 
 
 def one_scene(learnt: "LearntTask") -> list[str]:
-    """Return the classes of several images that all look alike."""
+    """Return the classes of several images that all look alike, or of the same sentence."""
     classes = zip(learnt.class_names, learnt.samples, learnt.scenes or learnt.samples, strict=True)
     return [name for name, images, scenes in classes if images > 1 and scenes == 1]
 
 
-def alike_lines(learnt: "LearntTask") -> list[tuple[str, str]]:
+def alike_lines(learnt: "LearntTask", several: str) -> list[tuple[str, str]]:
     """Return how many images look alike, and so count as one."""
     images, scenes = sum(learnt.samples), sum(learnt.scenes or learnt.samples)
     if scenes == images:
         return []
     what = "scene" if scenes == 1 else "scenes"
+    if several == "sentences":
+        return [("alike", f"{images:,} sentences, {scenes:,} of them different: each counts once")]
     return [
         ("alike", f"{images:,} images show {scenes:,} {what}, each of which counts as one image")
     ]
@@ -283,8 +300,8 @@ def export(
     """Write a learner to one file that predicts as it does, without classgrad.
 
     PyTorch runs NAME.pt2 and onnxruntime NAME.onnx, which the extra onnx is needed for. It takes
-    pictures of uint8, and returns the probabilities of classes and, by class statistics, the
-    p-value that tells what is none of these.
+    pictures of uint8, or the numbers of a sentence's tokens, and returns the probabilities of
+    classes and, by class statistics, the p-value that tells what is none of these.
     """
     from rich.console import Console
 

@@ -27,13 +27,15 @@ from classgrad.cli.state import (
     State,
     load_learner,
     load_or_create,
+    one_of,
     print_warnings,
+    refuse_other_kind,
 )
 from classgrad.errors import UserError
 
 if TYPE_CHECKING:
     from classgrad.checkpoints import CheckpointManager
-    from classgrad.data.pictures import Pictures
+    from classgrad.learner.inputs import Labelled
     from classgrad.learner.learner import Learner
 
 app = typer.Typer()
@@ -41,18 +43,29 @@ app = typer.Typer()
 
 @app.command(
     epilog="Examples: classgrad learn state --task birds --images photos/birds | classgrad learn "
-    "state --task fish --images photos/fish --set epochs=20 --device cuda"
+    "state --task fish --images photos/fish --set epochs=20 --device cuda | classgrad learn "
+    "assistant --task banking --sentences banking.csv"
 )
 def learn(
     state: Annotated[
         Path, typer.Argument(help="Folder of the learner; the first call creates it.")
     ],
     task: Annotated[str, typer.Option(help="A name for the task.")],
-    images: Annotated[Path, typer.Option(help="A folder with one folder of images per class.")],
+    images: Annotated[
+        Path | None, typer.Option(help="A folder with one folder of images per class.")
+    ] = None,
+    sentences: Annotated[
+        Path | None,
+        typer.Option(
+            help="Or sentences: a .csv, .tsv or .jsonl with text and label, or a folder with a "
+            ".txt for each class, with a sentence in each line."
+        ),
+    ] = None,
     network: Annotated[
         str | None,
         typer.Option(
-            help="A network, by default efficientnet-lite0; see 'classgrad list'.",
+            help="A network, by default efficientnet-lite0, or minilm for sentences; see "
+            "'classgrad list'.",
             autocompletion=complete_names("networks"),
         ),
     ] = None,
@@ -88,7 +101,7 @@ def learn(
         typer.Option(
             min=1,
             help="Width and height that images are scaled to, by default 32, or what a "
-            "pretrained network needs.",
+            "pretrained network needs; or bytes that are read of a sentence, by default 512.",
         ),
     ] = None,
     seed: Annotated[
@@ -132,8 +145,9 @@ def learn(
     reference: Annotated[
         Path | None,
         typer.Option(
-            help="A folder of images without labels whose predictions are to stay: if more of them "
-            "change than allowed, nothing is saved, and the exit code is 3."
+            help="A folder of images, or a file of sentences, without labels whose predictions are "
+            "to stay: if more of them change than allowed, nothing is saved, and the exit code is "
+            "3."
         ),
     ] = None,
     may_change: Annotated[
@@ -162,7 +176,7 @@ def learn(
     save_minutes: SaveMinutes = 5.0,
     save_steps: SaveSteps = None,
 ) -> None:
-    """Learn a task from folders of images, without forgetting earlier tasks.
+    """Learn a task from folders of images, or from sentences, without forgetting earlier tasks.
 
     If the command is cut short, repeat it to resume the task. More images of a task can be added by
     a later call, where classes are told apart by their statistics.
@@ -175,27 +189,40 @@ def learn(
     if not task.strip():
         raise UserError("--task is empty: give the task a name")
     task = composed(task)
+    reads = one_of(images=images, sentences=sentences)
+    source = images or sentences
+    assert source is not None
     values = parse_settings(settings or [], weights)
     checkpoints = CheckpointManager(state / LEARNING, minutes=save_minutes, steps=save_steps)
     opened = open_log(log_format, quiet=quiet, verbose=verbose, as_json=as_json, highlight=False)
     with opened as log, resumed_without_fresh(fresh), checkpoints.handle_stop_signals():
         log.start("", str(state))
         options = LearnerOptions(
-            network, model, method, size, seed, precision, device, no_prototypes, tune, values
+            reads,
+            network,
+            model,
+            method,
+            size,
+            seed,
+            precision,
+            device,
+            no_prototypes,
+            tune,
+            values,
         )
         learner = load_or_create(state, options)
         kept_before, learner.kept_states = learner.kept_states, keep or learner.kept_states
         print_warnings(log.console, learner)
-        pictures = read_images(log, images, learner, skip_bad)
+        given = read_inputs(log, source, learner, skip_bad)
         known = {one.name: sum(one.samples) for one in learner.tasks}
         with warnings.catch_warnings():
-            for warned in (SingleImage, LookAlikes):  # by read_images
+            for warned in (SingleImage, LookAlikes):  # by read_inputs
                 warnings.simplefilter("ignore", warned)
             learn_task(
                 log,
                 learner,
                 task,
-                pictures,
+                given,
                 state,
                 checkpoints,
                 fresh=fresh,
@@ -214,52 +241,50 @@ def learn(
     print_task(log.console, learner, task, state, known.get(task), confusions or verbose)
 
 
-def read_images(log: Log, images: Path, learner: "Learner", skip_bad: bool) -> "Pictures":
-    """Read the folders of classes, and warn of what is skipped, single or in two classes."""
-    from classgrad.data.lookalikes import find_scenes
-    from classgrad.data.pictures import read_class_folders
-    from classgrad.learner.inputs import across_text, class_files
+def read_inputs(log: Log, source: Path, learner: "Learner", skip_bad: bool) -> "Labelled":
+    """Read classes, and warn of what is skipped, single or in two classes."""
+    from classgrad.learner.inputs import across_text
     from classgrad.tasks import Split
 
-    console = log.console
-    with log.bar("images") as move:
-        pictures = read_class_folders(
-            images,
-            learner.size,
+    console, kind = log.console, learner.kind
+    with log.bar(kind.several) as move:
+        given = kind.read_classes(
+            source,
             skip_bad,
-            progress=lambda done, count: move(done / count, f"{done:,}/{count:,}"),
+            lambda done, count: move(done / count, f"{done:,}/{count:,}"),
         )
-    for file, reason in pictures.skipped:
-        console.print(f"skipped '{file}': {reason}", soft_wrap=True)
-    counts = pictures.labels.bincount(minlength=len(pictures.class_names)).tolist()
-    for name, count in zip(pictures.class_names, counts, strict=True):
+    for what, reason in given.skipped:
+        console.print(f"skipped {what}: {reason}", soft_wrap=True)
+    counts = given.labels.bincount(minlength=len(given.class_names)).tolist()
+    for name, count in zip(given.class_names, counts, strict=True):
         if count == 1 and learner.keeps_prototypes:
             # Without layers that learn, the means are all there is.
             layers = "last" if learner.network else "all"
             tune = f"--tune {layers} " if learner.tune == "none" else ""
             console.print(
-                f"class '{name}' has a single image, which its stored mean can reveal; give more, "
-                f"or start a learner with {tune}--no-prototypes to store none",
+                f"class '{name}' has a single {kind.one}, which its stored mean can reveal; give "
+                f"more, or start a learner with {tune}--no-prototypes to store none",
                 soft_wrap=True,
             )
     if len(counts) == 1:
         console.print(
-            f"'{images}' holds a single class: there is nothing to tell it apart from in its task",
+            f"'{source}' holds a single class: there is nothing to tell it apart from in its task",
             soft_wrap=True,
         )
-    scenes = find_scenes(Split(pictures.images, pictures.labels))
-    files = class_files(images, pictures)
-    across = across_text(scenes, pictures.labels, pictures.class_names, files, len(files))
-    if across:
-        console.print(across, soft_wrap=True)
-    return pictures
+    scenes = kind.scenes([Split(given.inputs, given.labels)], given.class_names)
+    count = len(given.labels)
+    across = across_text(scenes, given.labels, given.class_names, given.files, count)
+    for remark in (across, kind.remark(given.inputs)):
+        if remark:
+            console.print(remark, soft_wrap=True)
+    return given
 
 
 def learn_task(
     log: Log,
     learner: "Learner",
     task: str,
-    pictures: "Pictures",
+    given: "Labelled",
     folder: Path,
     checkpoints: "CheckpointManager",
     *,
@@ -280,8 +305,8 @@ def learn_task(
         try:
             learner.learn(
                 task,
-                (pictures.images, pictures.labels),
-                classes=pictures.class_names,
+                (given.inputs, given.labels),
+                classes=given.class_names,
                 checkpoint_dir=folder,
                 fresh=fresh,
                 checkpoints=checkpoints,
@@ -309,6 +334,10 @@ def forget(
             "all classes share, too."
         ),
     ] = None,
+    sentences: Annotated[
+        Path | None,
+        typer.Option(help="Or a file with all sentences of the class; others may be in it."),
+    ] = None,
     model: Model = None,
 ) -> None:
     """Stop predicting a class, and remove what is stored of it.
@@ -317,43 +346,57 @@ def forget(
     """
     from rich.console import Console
 
+    from classgrad.learner.learner import TracesStay
+
     console = Console(markup=False, highlight=False)
     learner = load_learner(state, model)
     print_warnings(console, learner)
     remove_leftovers(learner, state)
-    learner.forget_class(task, name, images)
+    given = images or sentences
+    if given is not None:
+        reads = one_of(images=images, sentences=sentences)
+        refuse_other_kind(f"'{state}'", type(learner.kind), reads)
+    before = learner.classifier.statistics.removed if learner.classifier else 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", TracesStay)
+        learner.forget_class(task, name, given)
+    # Of few images all are kept as features, and can be removed without being given.
+    share_stays = learner.classifier is not None and learner.classifier.statistics.removed > before
     learner.save(state, keep=1)  # earlier states contain the class
     console.print(
         f"class '{name}' of task '{task}' is no longer predicted; removed: "
-        f"{' and '.join(removed_parts(learner, images is not None))}",
+        f"{' and '.join(removed_parts(learner, not share_stays and not caught))}",
         soft_wrap=True,
     )
-    if learner.classifier is not None and images is None:
+    for warned in caught:
+        console.print(str(warned.message), soft_wrap=True)
+    several = learner.kind.several
+    if share_stays:
         console.print(
-            "its share of the covariance that all classes have in common stays: give its images "
-            "with --images to remove that, too",
+            "its share of the covariance that all classes have in common stays: give its "
+            f"{several} with --{several} to remove that, too",
             soft_wrap=True,
         )
     if learner.movement is not None and learner.movement.products:
         console.print(
             "its share of the products of layers' inputs, which drift is told from, stays: they "
-            "are of the images of all classes together",
+            f"are of the {several} of all classes together",
             soft_wrap=True,
         )
     if learner.session is not None:
         console.print(
             "no direction is freed: classes learnt later may rely on those of this class, and "
-            "their images are not stored",
+            f"their {several} are not stored",
             soft_wrap=True,
         )
 
 
-def removed_parts(learner: "Learner", with_images: bool) -> list[str]:
-    """Return what was removed of a class, in words."""
+def removed_parts(learner: "Learner", whole: bool) -> list[str]:
+    """Return what was removed of a class, `whole` or not, in words."""
     parts = []
     if learner.classifier is not None:
         parts.append("its mean, its count and the features kept of it")
-    if with_images:
+    if learner.classifier is not None and whole:
         parts.append("its share of the covariance that all classes have in common")
     if learner.session is not None:
         prototypes = " and its prototypes" if learner.keeps_prototypes else ""

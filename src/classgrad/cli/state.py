@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
+    from classgrad.learner.inputs import InputKind
     from classgrad.learner.learner import Learner
+    from classgrad.methods.base import Method
     from classgrad.settings import Settings
 
 State = Annotated[Path, typer.Argument(help="Folder of the learner.")]
@@ -27,7 +29,9 @@ Model = Annotated[
         metavar="MODULE:NAME", help="Function or class that makes the trunk, if it is your own."
     ),
 ]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be read.")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Skip images or sentences that cannot be read.")
+]
 
 METHOD, SEED = "cgp", 1
 
@@ -36,6 +40,7 @@ METHOD, SEED = "cgp", 1
 class LearnerOptions:
     """Options of a learner on the command line; None where one is not given."""
 
+    reads: str = "images"  # or sentences: what is given to it
     network: str | None = None
     model: str | None = None
     method: str | None = None
@@ -77,6 +82,7 @@ def load_or_create(folder: Path, options: LearnerOptions) -> "Learner":
     refuse_other_folder(folder)
     if Store(folder / FOLDER).is_stale():  # it has checkpoints that a new store has not seen
         learner = load_learner(folder, options.model, options.device)
+        refuse_other_kind(f"'{folder}'", type(learner.kind), options.reads)
         refuse_changes(folder, learner, options)
         return learner
     return new_learner(options)
@@ -107,9 +113,12 @@ def refuse_other_folder(folder: Path) -> None:
 def new_learner(options: LearnerOptions) -> "Learner":
     """Create a learner that has learnt nothing yet."""
     from classgrad import methods
-    from classgrad.learner.learner import DEFAULT_TRAINING, NETWORK, Learner
+    from classgrad.learner.kinds import NETWORK, kind_of
+    from classgrad.learner.learner import DEFAULT_TRAINING, Learner
 
-    network = None if options.model else options.network or NETWORK
+    network = None if options.model else options.network or NETWORK[options.reads]
+    inputs = kind_of(network)
+    refuse_other_kind(f"network '{network}'" if network else "--model", inputs, options.reads)
     kind, seed = (
         methods.kind(options.method or METHOD),
         SEED if options.seed is None else options.seed,
@@ -118,21 +127,40 @@ def new_learner(options: LearnerOptions) -> "Learner":
     given = {kind.field_of(name) for name in settings["method"]}
     if options.no_prototypes and kind.accepts("similarity") and "similarity" not in given:
         settings["method"]["similarity"] = 1  # base refining would store prototypes
-    method = kind(**settings["method"]) if options.method or settings["method"] else None
+    method: Method | None = None
+    if options.method or settings["method"]:
+        usual = inputs.method_settings.items()
+        added = {n: value for n, value in usual if kind.accepts(n) and n not in given}
+        method = kind(**added, **settings["method"])
     training = settings["training"]
+    usually = inputs.training or DEFAULT_TRAINING
     return Learner(
         None if options.model is None else make_model(options.model, seed),
         method,
         network=network,
         network_options=settings["network_options"],
         size=options.size,
-        training=DEFAULT_TRAINING.replace(**training) if training else None,
+        training=usually.replace(**training) if training else None,
         tune=options.tune,
         prototypes=not options.no_prototypes,
         seed=seed,
         device=options.device,
         precision=options.precision,
     )
+
+
+def refuse_other_kind(who: str, kind: "type[InputKind]", given: str) -> None:
+    """Refuse sentences for who reads images, and the reverse."""
+    if given != kind.several:
+        raise UserError(f"{who} reads {kind.several}: give --{kind.several}, not --{given}")
+
+
+def one_of(**given: Any) -> str:
+    """Return the only one of several options that is given; refuse none or more of them."""
+    names = [name for name, value in given.items() if value]
+    if len(names) != 1:
+        raise UserError(f"give one of {', '.join(f'--{name}' for name in given)}")
+    return names[0]
 
 
 def refuse_changes(folder: Path, learner: "Learner", options: LearnerOptions) -> None:

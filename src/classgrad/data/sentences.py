@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -50,41 +51,54 @@ def as_text(content: Tensor) -> list[str]:
 
 
 def is_empty(sentence: str) -> bool:
-    """Tell whether a sentence has nothing but spaces."""
-    return not sentence.replace("\0", " ").strip()
+    """Tell whether a sentence has nothing but spaces and control characters."""
+    return not any(
+        unicodedata.category(char)[0] not in "CZ" and char != "\ufffd" for char in sentence
+    )
 
 
 def read_labelled(path: Path) -> tuple[list[str], list[str]]:
-    """Return sentences and their labels.
+    """Return sentences and their labels, as `read_rows` does; refuse empty sentences."""
+    rows = read_rows(path)
+    for place, text, _ in rows:
+        if is_empty(text):
+            raise UserError(f"{place}: the sentence is empty; leave it out")
+    return [text for _, text, _ in rows], [label for _, _, label in rows]
+
+
+# What a row is called in messages, its sentence, and its label.
+Row = tuple[str, str, str]
+Rows = Iterator[Row]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return where each sentence is, the sentence, which may be empty, and its label.
 
     A file is a table with the columns text and label, .csv or .tsv, or .jsonl with a table in each
     line. A folder has a .txt for each class, with a sentence in each line.
     """
-    rows = list(_rows(path))
+    rows = [(place, text, label.strip()) for place, text, label in _rows(path)]
     if not rows:
         raise UserError(f"'{shown(path)}' holds no sentence")
-    for place, text, label in rows:
-        if is_empty(text):
-            raise UserError(f"{place}: the sentence is empty; leave it out")
+    for place, _, label in rows:
         if is_empty(label):
             raise UserError(f"{place}: the label is empty; name the class")
-    return [text for _, text, _ in rows], [label.strip() for _, _, label in rows]
+    return rows
 
 
 def read_sentences(path: Path) -> list[str]:
-    """Return the sentences of a file: a line each, or the column text of a table."""
+    """Return the sentences of a file: a line each, or the column text of a table.
+
+    Lines of nothing but spaces are left out.
+    """
     if path.suffix in READERS:
         texts = [text for _, text, _ in READERS[path.suffix](path, ())]
     else:
         texts = [text for _, text in _lines(path)]
-    texts = [text for text in texts if not is_empty(text)]
+    texts = [text for text in texts if text.strip()]
     if not texts:
         raise UserError(f"'{shown(path)}' holds no sentence")
     return texts
-
-
-# What a row is called in messages, its sentence, and its label.
-Rows = Iterator[tuple[str, str, str]]
 
 
 def _rows(path: Path) -> Rows:
@@ -104,7 +118,7 @@ def _from_folder(path: Path) -> Rows:
         raise UserError(f"'{shown(path)}' has no .txt: give a file for each class")
     for file in files:
         for place, line in _lines(file):
-            if not is_empty(line):
+            if line.strip():
                 yield place, line, file.stem
 
 
@@ -125,7 +139,7 @@ def _from_table(path: Path, needed: Sequence[str]) -> Rows:
 
 def _from_lines(path: Path, needed: Sequence[str]) -> Rows:
     for place, line in _lines(path):
-        if is_empty(line):
+        if not line.strip():
             continue
         try:
             row = json.loads(line)

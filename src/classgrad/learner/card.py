@@ -21,7 +21,8 @@ from classgrad.checkpoints.manager import FOLDER
 from classgrad.checkpoints.store import Store
 from classgrad.errors import UserError, shown
 from classgrad.learner.info import read
-from classgrad.learner.learner import read_state
+from classgrad.learner.kinds import named_kind
+from classgrad.learner.learner import KEYED, read_state
 from classgrad.learner.learnt import LearntTask
 from classgrad.methods.projection.forecast import Capacity
 
@@ -146,7 +147,7 @@ def task_card(task: LearntTask, classifier: Mapping[str, Any] | None, key: bytes
     return {
         **{name: known[name] for name in ("name", "when", "version", "settings")},
         # Of single images only class statistics have digests; without them, one of all is known.
-        "images_digest": None if any(digests) or not task.data else keyed(task.data.encode(), key),
+        "images_digest": None if any(digests) or not task.data else data_digest(task.data, key),
         "balanced_accuracy": task.accuracy,
         "interval": task.interval,
         "without_the_task": task.task_free,
@@ -169,6 +170,11 @@ def samples_digest(classifier: Mapping[str, Any], number: int, key: bytes) -> st
     return keyed(torch.sort(digests).values.numpy().tobytes(), key)
 
 
+def data_digest(data: str, key: bytes) -> str:
+    """Return the digest of the data of a task; earlier versions stored it without the key."""
+    return data.removeprefix(KEYED) if data.startswith(KEYED) else keyed(data.encode(), key)
+
+
 def keyed(content: bytes, key: bytes) -> str:
     """Return a digest that only who has the key can compute."""
     return hashlib.blake2b(content, key=key, digest_size=16).hexdigest()
@@ -180,7 +186,11 @@ def first_weights(settings: Mapping[str, Any]) -> dict[str, str]:
     if kind is None:
         return {"source": "given with the trunk", "licence": "that of the trunk"}
     source = settings["network_options"].get("weights", kind.Options().weights)
-    known = {"random": "none: drawn at random", "imagenet": kind.licence}
+    known = {
+        "random": "none: drawn at random",
+        "imagenet": kind.licence,
+        "pretrained": kind.licence,
+    }
     return {"source": source, "licence": known.get(source, "that of the file")}
 
 
@@ -234,10 +244,11 @@ def differing(now: Mapping[str, Any], card: Mapping[str, Any]) -> list[str]:
 def markdown(card: Mapping[str, Any]) -> str:
     """Return a card as a page to read."""
     network, weights = card["network"], card["network"]["first_weights"]
+    kind = named_kind(network["name"])
     lines = [
         "# Card of a classgrad learner",
         "",
-        f"- network: {network['name']}, images {network['image_size']} x {network['image_size']}",
+        f"- network: {network['name']}, {kind.size_text(network['image_size'])}",
         f"- first weights: {weights['source']}; licence: {weights['licence']}",
         f"- free rank: {card['capacity']['text']}",
         f"- settings: {as_text(card['settings'])}",
@@ -254,14 +265,15 @@ def markdown(card: Mapping[str, Any]) -> str:
         lines += ["", f"## {task['name']}", ""]
         lines += [f"- learnt: {task['when']}, with classgrad {task['version'] or 'unknown'}"]
         lines += [f"- settings: {as_text(task['settings'])}"] if task["settings"] else []
-        lines += accuracy_lines(task)
+        lines += accuracy_lines(task, kind.several)
         if task["images_digest"] is not None:
-            lines.append(f"- digest of all its images: {task['images_digest']}")
+            lines.append(f"- digest of all its {kind.several}: {task['images_digest']}")
         bound = drift["bound"]
         moved = f"at most {100 * bound:.2g} %" if bound is not None else "not known"
         reason = f" ({drift['reason']})" if drift["reason"] else ""
         lines += [f"- movement of its features since: {moved}{reason}", ""]
-        lines += ["| class | images | recognised | digest of the images |", "|---|---:|---:|---|"]
+        lines.append(f"| class | {kind.several} | recognised | digest of the {kind.several} |")
+        lines.append("|---|---:|---:|---|")
         for one in task["classes"]:
             recall = "-" if one["recall"] is None else f"{one['recall']:.0f} %"
             name = f"{one['name']} (forgotten)" if one["forgotten"] else one["name"]
@@ -270,11 +282,13 @@ def markdown(card: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def accuracy_lines(task: Mapping[str, Any]) -> list[str]:
+def accuracy_lines(task: Mapping[str, Any], several: str) -> list[str]:
     """Return lines on how often the classes of a task are recognised."""
 
     def line(what: str, accuracy: float, of: Mapping[str, Any] | None) -> str:
-        interval = f" ({of['low']:.1f} to {of['high']:.1f}, {of['samples']} images)" if of else ""
+        interval = (
+            f" ({of['low']:.1f} to {of['high']:.1f}, {of['samples']} {several})" if of else ""
+        )
         return f"- balanced accuracy, {what}: {accuracy:.1f} %{interval}"
 
     lines = []
@@ -283,7 +297,7 @@ def accuracy_lines(task: Mapping[str, Any]) -> list[str]:
     if task["without_the_task"] is not None:
         free = task["without_the_task"]
         lines.append(line("among all classes of then", free["accuracy"], free))
-    return lines or ["- accuracy: not measured, too few images"]
+    return lines or [f"- accuracy: not measured, too few {several}"]
 
 
 def as_text(values: Mapping[str, Any]) -> str:

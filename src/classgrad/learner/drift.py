@@ -20,10 +20,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from classgrad.checkpoints.errors import raising_bad_checkpoint
-from classgrad.data.pictures import as_pictures
 from classgrad.errors import UserError, shown
 from classgrad.files import write_atomic
-from classgrad.learner.inputs import Images
+from classgrad.learner.inputs import Images, InputKind
 from classgrad.learner.learnt import LearntTask, composed
 from classgrad.learner.usage import Usage
 from classgrad.networks.network import Network
@@ -36,7 +35,7 @@ IDENTITY = ("class_names", "sharpness", "data")  # images that are added later c
 class LearnerLike(Protocol):
     """The part of a learner that drift is measured with."""
 
-    size: int
+    kind: InputKind
     input_shape: tuple[int, ...]
     usage: Usage
 
@@ -134,10 +133,10 @@ class Leakage:
 def take_reference(learner: LearnerLike, images: Images, task: str) -> Reference:
     """Return the current outputs of a learner for images of a task, as `Learner.predict` takes."""
     number = learner.task_number(task)
-    batch = images if isinstance(images, Tensor) else as_pictures(images, learner.size)
+    batch = learner.kind.read(images)
     batch = batch[None] if tuple(batch.shape) == learner.input_shape else batch
     if not batch.numel():
-        raise UserError("a reference needs images: give at least one")
+        raise UserError(f"a reference needs {learner.kind.several}: give at least one")
     return Reference(
         batch.detach().cpu().clone(),
         task_logits(learner, batch, number),

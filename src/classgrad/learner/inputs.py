@@ -1,10 +1,10 @@
-"""Training data as users give them: folders of pictures, tensors, or a PyTorch dataset."""
+"""Training data as users give them: folders and files, tensors, or a PyTorch dataset."""
 
-import os
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import BeforeValidator, Field
@@ -13,16 +13,19 @@ from torch.utils.data import Dataset
 
 from classgrad.benchmarks.base import Normalise
 from classgrad.data.lookalikes import Scenes
-from classgrad.data.pictures import Pictures, Source, picture_files, read_class_folders
+from classgrad.data.pictures import Source
 from classgrad.errors import UserError, shown
 from classgrad.learner.learnt import composed
+from classgrad.methods.base import Method
 from classgrad.settings import Settings
 from classgrad.tasks import Split, Task
+from classgrad.training.config import Training
 
 # What a user may give to learn from, and to predict.
 Data = str | Path | Split | tuple[Any, Any] | Iterable[tuple[Any, Any]] | Dataset[Any]
 Images = Tensor | Source | Sequence[Source]
 Positive = Annotated[float, Field(gt=0)]
+ReadProgress = Callable[[int, int], object]  # is told how many are done, and of how many
 
 # Midway between black and white, and a typical standard deviation of photographs. Learners that
 # were given none do not have them in their states, so they stay.
@@ -87,40 +90,133 @@ class GivenTask(Task):
         return Split(self.valid.images[index], self.valid.labels[index])
 
 
-def as_split(
-    data: Data, classes: Sequence[str] | None, size: int, skip_bad: bool = False
-) -> tuple[Split, tuple[str, ...], list[Path]]:
-    """Return images with labels that count from 0, the names of the classes, and the files if any.
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Inputs that were read from a folder or a file, with the names of their classes."""
 
-    A path is that of a folder with one folder of pictures per class. Labels are whole numbers, with
-    `classes` for names, or names themselves. A dataset is anything that has (image, label) pairs.
-    Names are composed.
+    inputs: Tensor
+    labels: Tensor
+    class_names: tuple[str, ...]
+    files: list[Path]  # of each input, if it has one of its own
+    skipped: list[tuple[str, str]]  # what was left out, as messages name it, and why
+
+
+class InputKind(ABC):
+    """What a learner's inputs are: how they are read, and what they are called in messages.
+
+    `size` says how large each of them becomes.
+    """
+
+    usual_size: ClassVar[int]
+    several: ClassVar[str]  # what they are called, and the name of this kind
+    source: ClassVar[str]  # what one of them is read from
+    training: ClassVar[Training | None] = None  # of layers that learn, if not that of any learner
+    # Settings of methods that are given by their name or not at all.
+    method_settings: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    @staticmethod
+    @abstractmethod
+    def size_text(size: int) -> str:
+        """Return how large inputs are, in words."""
+
+    @property
+    def one(self) -> str:
+        """What one of them is called."""
+        return self.several[:-1]
+
+    @abstractmethod
+    def read_classes(
+        self, path: Path, skip_bad: bool = False, progress: ReadProgress | None = None
+    ) -> Labelled:
+        """Read training data; what cannot be read is refused, or with `skip_bad` left out."""
+
+    @abstractmethod
+    def stack(self, given: Any) -> Tensor:
+        """Return training data that are not in files as one tensor."""
+
+    @abstractmethod
+    def read(self, given: Any) -> Tensor:
+        """Return what `predict` takes as one tensor; refuse what cannot be read."""
+
+    @abstractmethod
+    def attempt(
+        self, given: Sequence[Any], progress: ReadProgress | None = None
+    ) -> tuple[Tensor, list[Any], dict[int, str]]:
+        """Read what can be read.
+
+        Return that, what each was read from, whether it could be or not, and by its place among
+        these the reason for each that cannot be read.
+        """
+
+    @abstractmethod
+    def names(self, sources: Sequence[Any]) -> list[str]:
+        """Return what inputs from these sources are called in messages."""
+
+    @abstractmethod
+    def none_readable(self, sources: Sequence[Any], bad: Mapping[int, str]) -> UserError:
+        """Return the error for inputs of which none can be read."""
+
+    @abstractmethod
+    def scenes(self, parts: Sequence[Split], names: Sequence[str]) -> Scenes:
+        """Return which inputs of classes with these names count as one, counted through."""
+
+    def read_all(self, given: Sequence[Any], skip_bad: bool = False) -> tuple[Tensor, list[Any]]:
+        """Return what can be read, and from what each was; refuse the rest, or leave it out."""
+        if not skip_bad:
+            self.read(given)
+        inputs, sources, bad = self.attempt(given)
+        if not len(inputs):
+            raise self.none_readable(sources, bad)
+        return inputs, [source for place, source in enumerate(sources) if place not in bad]
+
+    def refuse_method(self, method: Method) -> None:  # noqa: B027  # most can
+        """Refuse a method that cannot learn from such inputs."""
+
+    def refuse_shape(self, shape: Sequence[int]) -> None:  # noqa: B027  # some take any
+        """Refuse inputs of another kind."""
+
+    def remark(self, inputs: Tensor) -> str:
+        """Return what a user should know about inputs that were read, if anything."""
+        return ""
+
+    def called(self, row: Tensor) -> str:
+        """Return what one input is called."""
+        return f"the same {self.one}"
+
+
+def as_split(
+    data: Data, classes: Sequence[str] | None, kind: InputKind, skip_bad: bool = False
+) -> tuple[Split, tuple[str, ...], list[Path]]:
+    """Return inputs with labels that count from 0, the names of the classes, and the files if any.
+
+    A path is that of what `kind` reads classes from. Labels are whole numbers, with `classes` for
+    names, or names themselves. A dataset is anything that has (input, label) pairs. Names are
+    composed.
     """
     classes = None if classes is None else [composed(name) for name in classes]
     if isinstance(data, str | Path):
-        pictures = read_class_folders(Path(data), size, skip_bad)
-        names = [composed(name) for name in pictures.class_names]
+        found = kind.read_classes(Path(data), skip_bad)
+        names = [composed(name) for name in found.class_names]
         # Sorted again: names in another form may have been in another order.
         order = sorted(range(len(names)), key=lambda number: names[number])
-        numbers = torch.tensor(order).argsort()[pictures.labels]
+        numbers = torch.tensor(order).argsort()[found.labels]
         names = [names[number] for number in order]
         refuse_other_names(classes, names)
-        return Split(pictures.images, numbers), tuple(names), class_files(Path(data), pictures)
+        return Split(found.inputs, numbers), tuple(names), found.files
     if isinstance(data, Split):
+        kind.refuse_shape(data.images.shape[1:])
         return data, class_names_of(data.labels, classes), []
     if isinstance(data, tuple) and len(data) == 2:
-        images, labels = data
+        inputs, labels = data
     else:
-        images, labels = stack_pairs(data)
+        inputs, labels = pairs_of(data, kind)
     numbers, labelled = encode_labels(labels, classes)
-    return Split(torch.as_tensor(images), numbers), labelled, []
-
-
-def class_files(path: Path, pictures: Pictures) -> list[Path]:
-    """Return the files that pictures were read from, in their order."""
-    skipped, root = {file for file, _ in pictures.skipped}, Path(os.path.expanduser(path))
-    files = [file for name in pictures.class_names for file in picture_files(root / name)]
-    return [file for file in files if file not in skipped]
+    stacked = kind.stack(inputs)
+    kind.refuse_shape(stacked.shape[1:])
+    return Split(stacked, numbers), labelled, []
 
 
 def across_text(
@@ -154,30 +250,37 @@ def refuse_other_names(classes: Sequence[str] | None, folders: Sequence[str]) ->
     """Refuse names that are not those of the folders."""
     if classes is not None and list(classes) != list(folders):
         raise UserError(
-            f"the classes are named by their folders, {', '.join(folders)}: leave out "
+            f"the classes are named where they are read, {', '.join(folders)}: leave out "
             f"'{', '.join(classes)}'"
         )
 
 
-def stack_pairs(data: Any) -> tuple[Tensor, list[Any]]:
-    """Return all images of a dataset as one tensor, and its labels."""
-    images, labels = [], []
+def pairs_of(data: Any, kind: InputKind) -> tuple[list[Any], list[Any]]:
+    """Return all inputs of a dataset, and its labels."""
+    inputs, labels = [], []
     try:
         sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-        for image, label in (data[number] for number in range(len(data))) if sized else data:
-            images.append(torch.as_tensor(image))
+        for one, label in (data[number] for number in range(len(data))) if sized else data:
+            inputs.append(one)
             labels.append(label.item() if isinstance(label, Tensor) else label)
     except (TypeError, ValueError):
-        raise UserError(
-            "training data of this type cannot be used: give a folder, (images, labels), or a "
-            "dataset of (image, label) pairs whose images are tensors"
-        ) from None
-    if not images:
-        raise UserError("the training data are empty: give at least one image of each class")
-    if len({image.shape for image in images}) > 1:
-        shapes = sorted({tuple(image.shape) for image in images})
-        raise UserError(f"images have shapes {shapes[0]} and {shapes[-1]}: give all the same")
-    return torch.stack(images), labels
+        raise unusable(kind) from None
+    if not inputs:
+        raise UserError(f"the training data are empty: give at least one {kind.one} of each class")
+    return inputs, labels
+
+
+def in_two_classes(what: str, one: str, other: str) -> UserError:
+    """Return the error for an input that is in two classes."""
+    return UserError(f"{what} is in class '{one}' and in class '{other}': remove it from one")
+
+
+def unusable(kind: InputKind) -> UserError:
+    """Return the error for training data that are nothing that can be learnt."""
+    return UserError(
+        f"training data of this type cannot be used: give a path, ({kind.several}, labels), or a "
+        f"dataset of ({kind.one}, label) pairs"
+    )
 
 
 def encode_labels(labels: Any, classes: Sequence[str] | None) -> tuple[Tensor, tuple[str, ...]]:

@@ -1,8 +1,9 @@
-"""The learner: your network, your images, new classes as they come, predictions at any time."""
+"""The learner: your network, your data, new classes as they come, predictions at any time."""
 
 import copy
 import hashlib
 import math
+import secrets
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -21,8 +22,6 @@ from classgrad.checkpoints import CheckpointManager, Loaded, Lock, Store
 from classgrad.checkpoints.errors import raising_bad_checkpoint
 from classgrad.checkpoints.manager import FOLDER
 from classgrad.checkpoints.store import KEPT as KEPT_STATES
-from classgrad.data.lookalikes import find_scenes
-from classgrad.data.pictures import as_pictures, try_pictures
 from classgrad.errors import RequirementNotMet, UserError, shown
 from classgrad.errors import unknown as unknown_name
 from classgrad.files import free_bytes
@@ -32,12 +31,15 @@ from classgrad.learner.inputs import (
     Data,
     GivenTask,
     Images,
+    InputKind,
     OwnTrunk,
     across_text,
     as_split,
     count_scenes,
+    in_two_classes,
     split_off_validation,
 )
+from classgrad.learner.kinds import NETWORK, kind_of
 from classgrad.learner.learnt import LearntTask, composed, forecast_of, numbered_classes
 from classgrad.learner.movement import Drift, Movement, Recorded, drifts_in
 from classgrad.learner.usage import Usage, changes, reads
@@ -71,13 +73,15 @@ from classgrad.training.session import Session, refuse_other_layers
 KIND = "learner"  # marks the states of learners
 PRECISIONS = ("bfloat16", "float16")  # lower than that of the weights
 LEARNING = "learning"  # folder of an unfinished task, inside that of the learner
-NETWORK = "efficientnet-lite0"  # of a learner that is given neither a network nor a trunk
 STATISTICS = "statistics"  # a way to predict, besides those of `SCORES`
 TUNE = ("none", "last", "all")
-LAST_BLOCKS = 5  # that learn with tune="last"
 # On disk at the end of a task: the new state, and two checkpoints of the task with weights and
 # momenta; and what a state grows by.
 COPIES, MARGIN = 5, 10_000_000
+# Embeddings of larger batches may differ in their last digits, by the size of the batch. Those of
+# images that are to be removed from statistics have to be the same as when they were added.
+SMALL_BATCH = 8
+KEYED = "keyed:"  # before digests of data that only those who have the state can compute
 PRIORS = ("equal", "counts")
 SAME_CLASSES = ("separate", "merge", "refuse")
 # Batch statistics would make a prediction depend on its batch.
@@ -86,16 +90,19 @@ STORED = {"norm": "stored", "affine": "task"}
 DEFAULT_TRAINING = Training(
     epochs=30, batch_size=32, learning_rate=0.01, momentum=0.9, nesterov=True
 )
-SIZE = 32
 MAY_CHANGE = 5.0  # per cent of the predictions for reference images
 
 
 class SingleImage(UserWarning):
-    """A class has only one image, which its prototypes could reveal."""
+    """A class has only one sample, which its prototypes could reveal."""
 
 
 class LookAlikes(UserWarning):
     """Images of different classes look alike, so some may be in the wrong class."""
+
+
+class TracesStay(UserWarning):
+    """The images of a forgotten class have left something in the covariance of all classes."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +115,14 @@ class Counted:
 
 
 class Learner:
-    """Learn tasks one after another, and predict the classes of images.
+    """Learn tasks one after another, and predict the classes of images, or of sentences.
 
     The trunk is any module from inputs to (n, embedding), or `network` names one that comes with
     classgrad, by default a pretrained one, for pictures of `size` x `size`, by default 32 or what a
     pretrained network needs. Pictures are scaled to [0, 1] and normalised to roughly zero mean and
     unit deviation, or as a pretrained network needs it; other inputs go to the trunk unchanged. A
     trunk of your own may need another `mean` and `deviation`: one value, or one for each channel.
+    With network "minilm" images are sentences, of each of which `size` bytes are read.
 
     `tune` says which layers learn: "none", "last" (blocks) or "all", by default none of a
     pretrained network and all of any other. With none, a learner keeps class statistics and
@@ -166,7 +174,7 @@ class Learner:
         if trunk is not None and network is not None:
             raise UserError("give either a trunk of your own or the name of a network")
         if trunk is None and network is None:
-            network = NETWORK
+            network = NETWORK["images"]
         self.network, self.network_options = network, dict(network_options or {})
         self.weights: Path | None = None  # file of the first weights, if it was given
         self.tune = tune or "all"
@@ -194,7 +202,10 @@ class Learner:
             raise UserError("which blocks of your own trunk are the last is not known: tune all")
         if self.tune == "none":
             refuse_useless(method, training, prototypes)
-        self.method = CGP() if method is None else as_method(method)
+        inputs_kind = kind_of(network)
+        self.kind = inputs_kind(size or inputs_kind.usual_size)
+        self.method = as_method("cgp" if method is None else method, inputs_kind.method_settings)
+        self.kind.refuse_method(self.method)
         if not self.method.rehearsal_free:
             raise UserError(
                 f"{self.method.name} keeps samples or needs all tasks in advance: give a learner "
@@ -207,14 +218,14 @@ class Learner:
             )
         convert = with_fixed_norms if self.tune == "none" else adapted
         self.trunk = None if trunk is None else convert(trunk)
-        self.embedding, self.size = embedding, size or SIZE
-        self.training = training or DEFAULT_TRAINING
+        self.embedding = embedding
+        self.training = training or self.kind.training or DEFAULT_TRAINING
         self.valid_fraction, self.keeps_prototypes, self.seed = valid_fraction, prototypes, seed
         self.priors, self.kept_features = priors, kept_features
         if kept_states < KEPT_STATES:
             raise UserError(f"at least {KEPT_STATES} states are kept, so that one can be undone")
         self.kept_states = kept_states  # on disk, the newest included
-        self.secret = b""  # key of the digests of samples, from the first task on
+        self.secret = b""  # key of the digests of images, from the first task on
         self.device, self.precision = devices.resolve_device(device), precision
         self.defaults = defaults.newest_version()  # version it was made with
         self.input_shape: tuple[int, ...] = ()  # of one input, known from the first task on
@@ -240,7 +251,7 @@ class Learner:
                     "learn all its layers"
                 )
             return "all"
-        blocks = {"none": 0, "last": LAST_BLOCKS, "all": kind.blocks()}
+        blocks = {"none": 0, "last": kind.last_blocks, "all": kind.blocks()}
         if tune is not None:
             options.setdefault("trainable", blocks[tune])
         elif options.get("trainable", 0) > 0:
@@ -248,6 +259,11 @@ class Learner:
         if tune == "none" and options["trainable"]:
             raise UserError(f"tune=none contradicts trainable={options['trainable']}")
         return tune or "none"
+
+    @property
+    def size(self) -> int:
+        """Width and height that pictures are scaled to, or bytes that are read of a sentence."""
+        return self.kind.size
 
     @property
     def net(self) -> Network:
@@ -334,6 +350,7 @@ class Learner:
         if folder is not None:
             checkpoints = checkpoints or CheckpointManager(folder / LEARNING)
         begun = None if fresh else checkpoints
+        self._make_secret(begun)
         task = self._task(name, train, valid, classes, skip_bad, begun)
         known = task.id < len(self.tasks)
         if known and self.classifier is None:
@@ -341,12 +358,12 @@ class Learner:
         if same_classes != "separate":
             self._refuse_doubles(task, same_classes)
         if self.keeps_prototypes and not known:
-            warn_about_single_images(task, self.tune)
+            warn_about_single_images(task, self.tune, self.kind)
         if task.across:
             warnings.warn(task.across, LookAlikes, stacklevel=3)
         before = self.state_dict()
         if reference is not None and not isinstance(reference, Tensor):
-            reference = as_pictures(reference, self.size)
+            reference = self.kind.read(reference)
         answers = self._answers(reference) if reference is not None and self.tasks else []
         samples = list(self.tasks[task.id].samples) if known else []
         log = TrainingLog()
@@ -391,8 +408,8 @@ class Learner:
         if accuracy is None:
             raise RequirementNotMet(
                 f"the accuracy of task '{learnt.name}' is unknown, as its classes have too few "
-                f"images that do not look alike, but {require:g} % is required: nothing was saved; "
-                "give more images"
+                f"{self.kind.several} that do not look alike, but {require:g} % is required: "
+                f"nothing was saved; give more {self.kind.several}"
             )
         if accuracy < require:
             recalls = sorted(learnt.recalls.items(), key=lambda item: item[1])
@@ -414,8 +431,8 @@ class Learner:
         if share > may_change:
             (old, _), (new, _) = changed[0]
             raise RequirementNotMet(
-                f"{len(changed)} of {len(pairs)} predictions for the reference images change "
-                f"({share:.1f} %, allowed are {may_change:g}), one from '{old}' to '{new}': "
+                f"{len(changed)} of {len(pairs)} predictions for the reference {self.kind.several} "
+                f"change ({share:.1f} %, allowed are {may_change:g}), one from '{old}' to '{new}': "
                 "nothing was saved"
             )
 
@@ -435,20 +452,20 @@ class Learner:
         """Return the task that the arguments of `learn` describe; a known name has its number."""
         name, known = composed(name), [task.name for task in self.tasks]
         number = known.index(name) if name in known else len(known)
-        split, names, files = as_split(train, classes, self.size, skip_bad)
+        split, names, files = as_split(train, classes, self.kind, skip_bad)
         if len(set(names)) < len(names):
             raise UserError(f"task '{name}' has two classes of the same name: rename one")
         shape = tuple(split.images.shape[1:])
         if self.tasks and shape != self.input_shape:
             raise UserError(
-                f"images of task '{name}' have shape {shape}, those of earlier tasks "
+                f"{self.kind.several} of task '{name}' have shape {shape}, those of earlier tasks "
                 f"{self.input_shape}: give all the same"
             )
         # Without validation data: nothing is trained, so each sample can be used for both.
         validation = Split(split.images[:0], split.labels[:0])
         if valid is not None:
-            validation = as_split(valid, names, self.size, skip_bad)[0]
-        alike = find_scenes(split, validation)
+            validation = as_split(valid, names, self.kind, skip_bad)[0]
+        alike = self.kind.scenes([split, validation], names)
         labels = torch.cat([split.labels.cpu(), validation.labels.cpu()])
         across = across_text(alike, labels, names, files, len(split))
         scenes = alike.numbers
@@ -461,13 +478,23 @@ class Learner:
         if (
             self.classifier is None
             and name in known
-            and self.tasks[number].data != digest([split, validation])
+            and self.tasks[number].data != self._digest(split, validation)
         ):
+            data = "other data" if self.tasks[number].data else "data with a forgotten class"
             raise UserError(
-                f"task '{name}' was learnt before, from other data: give the new one another name"
+                f"task '{name}' was learnt before, from {data}: give the new one another name"
             )
         split, validation = split.to(self.device), validation.to(self.device)
-        return GivenTask(number, name, names, split, validation, self.transform, scenes, across)
+        return GivenTask(
+            number,
+            name,
+            names,
+            split,
+            validation,
+            self.transform,
+            scenes=scenes,
+            across=across,
+        )
 
     def _refuse_normalisation(self, shape: Sequence[int]) -> None:
         """Refuse a mean or a deviation that does not fit the inputs."""
@@ -503,8 +530,25 @@ class Learner:
         elif begun is not None:
             unfinished = unfinished_state(begun, len(self.tasks)) or {}
             data = str(unfinished.get("data")) if unfinished.get("task") == name else ""
-        same = data and data == digest([part_of(split, ~then), part_of(split, then)])
+            data = keyed(data, self.secret)
+        same = data and data == self._digest(part_of(split, ~then), part_of(split, then))
         return then if same else now
+
+    def _make_secret(self, begun: CheckpointManager | None) -> None:
+        """Make the key of digests, unless there is one in the state or in an unfinished task.
+
+        It is random: one made from images would tell who has all but one of them which is the last.
+        """
+        if self.secret and self.tasks:
+            return
+        unfinished = begun and unfinished_state(begun, len(self.tasks))
+        self.secret = secret_of(unfinished or {}) or self.secret or secrets.token_bytes(32)
+        for task in self.tasks:  # earlier versions kept digests without a key
+            task.data = keyed(task.data, self.secret)
+
+    def _digest(self, train: Split, valid: Split) -> str:
+        """Return a digest of the data of a task, by which they are recognised."""
+        return keyed(digest([train, valid]), self.secret)
 
     def _refuse_full_disk(self, folder: Path | None) -> None:
         """Refuse to learn what could not be saved."""
@@ -527,19 +571,12 @@ class Learner:
             self._net = self._build()
         self._refuse_full_disk(folder)
         if self.classifier is None:
-            self._start_statistics(task)
+            self.classifier = self._new_classifier()
         numbers = self._class_numbers(task.class_names, same_classes)
         counted = self._count_samples(task, numbers, observer)
         seconds = time.perf_counter() - started
         self.tasks.append(self._summary(task, counted.samples, counted.scenes, numbers, seconds))
         return self.tasks[-1]
-
-    def _start_statistics(self, task: Task) -> None:
-        """Start the statistics of all classes with the first task."""
-        self.classifier = self._new_classifier()
-        # Not random, so that the same data and seed give the same state.
-        content = f"{digest([task.train, task.valid])} {self.seed}"
-        self.secret = hashlib.blake2b(content.encode(), digest_size=32).digest()
 
     def _new_classifier(self) -> StatisticsClassifier:
         return StatisticsClassifier(self.net.embedding, priors=self.priors, kept=self.kept_features)
@@ -569,8 +606,9 @@ class Learner:
         for _, name, of_task in self._known_classes() if same_classes == "refuse" else []:
             if name in task.class_names and name not in own:
                 raise UserError(
-                    f"class '{name}' was learnt in task '{of_task}': give its new images to that "
-                    "task, rename it, or merge classes of the same name",
+                    f"class '{name}' was learnt in task '{of_task}': give its new "
+                    f"{self.kind.several} to that task, rename it, or merge classes of the same "
+                    "name",
                     hint="same_classes",
                 )
         names = {number: name for number, name, _ in self._known_classes()}
@@ -578,15 +616,12 @@ class Learner:
         owners: dict[int, str] = {}
         for split in (task.train, task.valid):
             keys = sample_digests(split.images, self.secret).tolist()
-            for key, label in zip(keys, split.labels.tolist(), strict=True):
+            for row, (key, label) in enumerate(zip(keys, split.labels.tolist(), strict=True)):
                 name = task.class_names[label]
                 others = [names[number] for number in earlier.get(key, ()) if number in names]
                 for other in [owners.setdefault(key, name), *others]:
                     if other != name:
-                        raise UserError(
-                            f"the same image is in class '{other}' and in class '{name}': remove "
-                            "it from one of them"
-                        )
+                        raise in_two_classes(self.kind.called(split.images[row]), other, name)
 
     def _add_samples(
         self, task: GivenTask, same_classes: str, observer: Observer | None
@@ -630,8 +665,7 @@ class Learner:
         classes = torch.tensor(numbers)[labels]
         images = [task.train.images, task.valid.images]
         digests = torch.cat([sample_digests(part, self.secret) for part in images])
-        seed = str(self.seed).encode()
-        draws = torch.cat([sample_digests(part, seed) for part in images])
+        draws = torch.cat([sample_digests(part, self._draw_key()) for part in images])
         new, known = self._new_samples(classes, digests)
         scenes, trained = task.scenes, task.trained_scenes
         if not len(task.valid) and self.session is None:
@@ -657,6 +691,9 @@ class Learner:
             recorded,
         )
 
+    def _draw_key(self) -> bytes:
+        return str(self.seed).encode()
+
     def _new_samples(self, classes: Tensor, digests: Tensor) -> tuple[Tensor, Tensor]:
         """Return the indices of images that are not in the statistics, and of others, each once."""
         assert self.classifier is not None
@@ -677,21 +714,31 @@ class Learner:
         Returned with them is what is recorded, to tell later how far features moved.
         """
         net, dtype = self.net.eval(), next(self.net.parameters()).dtype
-        parts = [torch.zeros(0, net.embedding)]
+        parts: list[Tensor] = []
         done = 0
         movement = self.movement if record else None
         recording = movement.recording() if movement else nullcontext(Recorded())
+        # What is recorded must be of no image twice, and is quicker of many at once.
+        size, embed = (BATCH, net.embed) if movement else (SMALL_BATCH, self._small_batch)
         with recording as recorded:
             for split, first in [(task.train, 0), (task.valid, len(task.train))]:
                 of_split = index[(index >= first) & (index < first + len(split))] - first
-                for batch in of_split.split(BATCH) if len(of_split) else []:
+                features = torch.zeros(len(of_split), net.embedding)
+                parts.append(features)
+                for places in net.same_length(split.images[of_split], size):
+                    batch = of_split[places]
                     x = task.transform(split.unit_images(batch, dtype))
-                    parts.append(net.embed(x, task.id).cpu().float())
-                    recorded.add(parts[-1])
+                    features[places] = embed(x, task.id).cpu().float()
+                    recorded.add(features[places])
                     done += len(batch)
                     if observer is not None:
                         observer(Progress(task.id, 0, done, len(index), math.nan, 0.0))
         return torch.cat(parts), recorded
+
+    def _small_batch(self, x: Tensor, task: int) -> Tensor:
+        """Return the embeddings of up to `SMALL_BATCH` inputs, as of a full batch."""
+        full = torch.cat([x, x[:1].expand(SMALL_BATCH - len(x), *x.shape[1:])])
+        return self.net.embed(full, task)[: len(x)]
 
     def _learn(
         self,
@@ -703,7 +750,7 @@ class Learner:
     ) -> LearntTask:
         """Learn a task, from the start or from where it was cut short; return its summary."""
         started = time.perf_counter()
-        about = {"task": task.name, "data": digest([task.train, task.valid])}
+        about = {"task": task.name, "data": self._digest(task.train, task.valid)}
         saved = unfinished_state(checkpoints, len(self.tasks)) if checkpoints else None
         if saved:
             self._refuse_other_task(saved, about)
@@ -729,7 +776,7 @@ class Learner:
             session.prototypes.add_task(session.net, task)
         numbers = []
         if not self.tasks and self._is_comparable():
-            self._start_statistics(task)
+            self.classifier = self._new_classifier()
             self.movement = self._new_movement()
         if self.classifier is not None:
             numbers = self._class_numbers(task.class_names, same_classes)
@@ -845,7 +892,7 @@ class Learner:
             ranks={layer.name: layer.rank for layer in self.method.layer_ranks()},
             when=now(),
             seconds=round(seconds, 1),
-            data=digest([task.train, task.valid]),
+            data=self._digest(task.train, task.valid),
             numbers=numbers,
             interval=interval,
             recalls=recalls,
@@ -915,10 +962,10 @@ class Learner:
             return self._predict(images, task, by=by, unknown=unknown, batch_size=batch_size)
         self.net  # noqa: B018  # raises if nothing was learnt
         given = list(images) if isinstance(images, list | tuple) else [images]
-        pictures, _, bad = try_pictures(given, self.size)
+        read, _, bad = self.kind.attempt(given)
         predicted: list[Prediction] = []
-        if len(pictures):
-            predicted = self._predict(pictures, task, by=by, unknown=unknown, batch_size=batch_size)
+        if len(read):
+            predicted = self._predict(read, task, by=by, unknown=unknown, batch_size=batch_size)
         return with_unreadable(predicted, bad)
 
     @torch.no_grad()
@@ -992,14 +1039,13 @@ class Learner:
     def inputs(self, images: Images) -> Tensor:
         """Return inputs of the network for images as `predict` takes them."""
         self.net  # noqa: B018  # raises if nothing was learnt
-        if not isinstance(images, Tensor):
-            images = as_pictures(images, self.size)
+        images = self.kind.read(images)
         if tuple(images.shape) == self.input_shape:
             images = images[None]
         if tuple(images.shape[1:]) != self.input_shape:
             raise UserError(
-                f"images of shape {tuple(images.shape)} cannot be used: give one or several of "
-                f"shape {self.input_shape}"
+                f"{self.kind.several} of shape {tuple(images.shape)} cannot be used: give one "
+                f"or several of shape {self.input_shape}"
             )
         split = Split(images, torch.zeros(len(images), dtype=torch.int64)).to(self.device)
         dtype = next(self.net.parameters()).dtype
@@ -1044,8 +1090,10 @@ class Learner:
     def forget_class(self, task: str, name: str, images: Images | None = None) -> dict[str, int]:
         """Stop predicting a class; return the directions this frees in each layer, always 0.
 
-        The class's row of the head, its prototypes and its statistics are removed. Its share of the
-        covariance that all classes have in common stays, unless all its `images` are given again.
+        The class's row of the head, its prototypes and its statistics are removed. Of images that
+        are not kept as features, their share of the covariance that all classes have in common
+        stays, unless all `images` of the class are given again; if even then something stays of
+        them, `TracesStay` is warned.
         Its directions stay protected: later classes may share them, and the data to find out are
         gone. On disk, earlier states still have the class: `save` with keep=1 removes them.
         """
@@ -1057,14 +1105,25 @@ class Learner:
         owners = [number]  # tasks that have the class: several, if it was merged
         if self.classifier is not None:
             merged = learnt.numbers[learnt.class_names.index(name)]
-            samples = None if images is None else self._all_samples(merged, images)
-            self.classifier.forget(merged, samples)
+            samples = () if images is None else self._all_samples(merged, images)
+            gone = self.classifier.forget(merged, *samples)
+            if images is not None and not gone:
+                warnings.warn(
+                    f"traces of the images of class '{name}' stay in the covariance that all "
+                    "classes have in common: their embeddings are no longer exactly those that "
+                    "were learnt",
+                    TracesStay,
+                    stacklevel=3,
+                )
             owners = [n for n, one in enumerate(self.tasks) if merged in one.known_numbers()]
         elif images is not None:
-            raise UserError("this learner has no class statistics to remove images from")
+            raise UserError(
+                f"this learner has no class statistics to remove {self.kind.several} from"
+            )
         for owner in owners:
             label = self.tasks[owner].class_names.index(name)
             self.tasks[owner].forgotten.append(name)
+            self.tasks[owner].data = ""  # a digest of its images, too
             if self.session is not None:
                 self.net.head_parameters(owner)[0][label] = 0
                 if self.keeps_prototypes:
@@ -1073,20 +1132,25 @@ class Learner:
                 self.method.forget_class(earlier + label)
         return {layer.name: 0 for layer in self.method.layer_ranks()}
 
-    def _all_samples(self, number: int, images: Images) -> Tensor:
-        """Return the embeddings of all images of a class; refuse others, or fewer of them."""
+    def _all_samples(self, number: int, images: Images) -> tuple[Tensor, Tensor]:
+        """Return embeddings and draws of all images of a class; refuse others, or fewer of them."""
         assert self.classifier is not None
-        batch = images if isinstance(images, Tensor) else as_pictures(images, self.size)
+        batch = self.kind.read(images)
         expected = self.classifier.digests[self.classifier.classes == number]
         given = sample_digests(batch, self.secret)
         chosen = [int((given == key).nonzero()[0]) for key in expected.tolist() if key in given]
         if len(chosen) < len(expected):
             raise UserError(
-                f"{len(expected) - len(chosen)} of the {len(expected)} images of the class are not "
-                "among those given: give all, or none to keep its share of the covariance"
+                f"{len(expected) - len(chosen)} of the {len(expected)} {self.kind.several} of the "
+                "class are not among those given: give all, or none to keep its share of the "
+                "covariance"
             )
-        parts = self.inputs(batch[torch.tensor(chosen)]).split(BATCH)
-        return torch.cat([self.net.eval().embed(x, 0).cpu().float() for x in parts])
+        batch = batch[torch.tensor(chosen)]
+        net = self.net.eval()
+        features = torch.zeros(len(batch), net.embedding)
+        for places in net.same_length(batch, SMALL_BATCH):
+            features[places] = self._small_batch(self.inputs(batch[places]), 0).cpu().float()
+        return features, sample_digests(batch, self._draw_key())
 
     # Saving and loading, as docs/state.md describes.
 
@@ -1100,6 +1164,7 @@ class Learner:
         with Lock(folder):
             self._refuse_stale(Path(folder))
             self.net  # noqa: B018  # raises if nothing was learnt
+            self._make_secret(None)  # a state of an earlier version may have none
             store, state = self._store(Path(folder)), self._saved_state()
             store.save(state, keep or self.kept_states, replace=replace)
 
@@ -1234,8 +1299,12 @@ class Learner:
         self._refuse_mismatch(state)
         self.method = self.method.replace()
         self.session = self._net = self.classifier = self.movement = None
-        if "secret" in state:
-            self.secret = bytes.fromhex(state["secret"])
+        self.secret = secret_of(state)
+        for task in self.tasks:
+            if task.forgotten:  # earlier versions kept the digest of all its images
+                task.data = ""
+            elif self.secret:
+                task.data = keyed(task.data, self.secret)
         if state["net"] is None:
             return
         self.embedding = state["embedding"]
@@ -1271,6 +1340,7 @@ class Learner:
         return {
             **about,
             **self.settings(),
+            "secret": self.secret.hex(),
             "tasks": len(self.tasks),
             "forgotten": [list(task.forgotten) for task in self.tasks],
             "memory": self.session.state_dict(loop)["method"] if self.session else {},
@@ -1302,6 +1372,7 @@ class Learner:
         given = defaults.non_default(f"method {method}", type(self.method), settings, version)
         return {
             **{name: state.get(name) for name in names},
+            "data": keyed(str(state.get("data")), self.secret),
             "method": {"name": method, **given},
             "training": defaults.non_default("training", Training, state["training"], version),
             "network_options": options,
@@ -1352,9 +1423,12 @@ class Learner:
             )
 
 
-def as_method(method: Method | str) -> Method:
-    """Return a new method with the settings of one, or the one of a name with its defaults."""
-    return methods.kind(method)() if isinstance(method, str) else method.replace()
+def as_method(method: Method | str, settings: Mapping[str, Any]) -> Method:
+    """Return a new method with the settings of one, or the one of a name, with these if it can."""
+    if not isinstance(method, str):
+        return method.replace()
+    kind = methods.kind(method)
+    return kind(**{name: value for name, value in settings.items() if kind.accepts(name)})
 
 
 def refuse_useless(
@@ -1376,6 +1450,22 @@ def refuse_useless(
         )
 
 
+def secret_of(state: Mapping[str, Any]) -> bytes:
+    """Return the key of digests in a saved state; of some earlier states there is none."""
+    return bytes.fromhex(state.get("secret", ""))
+
+
+def keyed(data: str, key: bytes) -> str:
+    """Return a digest of data with a key, given one without, as earlier versions stored it.
+
+    >>> keyed(keyed("0123", b"key"), b"other") == keyed("0123", b"key")
+    True
+    """
+    if not data or data.startswith(KEYED):
+        return data
+    return KEYED + hashlib.blake2b(data.encode(), key=key, digest_size=16).hexdigest()
+
+
 def part_of(split: Split, chosen: Tensor) -> Split:
     """Return some images of a split."""
     chosen = chosen.to(split.labels.device)
@@ -1392,14 +1482,14 @@ def interval_of(figures: Balanced | Figures) -> dict[str, float | int]:
     return {"samples": figures.samples, "low": figures.low, "high": figures.high}
 
 
-def warn_about_single_images(task: Task, tune: str) -> None:
-    """Warn about classes with one training image, which is then what their prototypes show."""
+def warn_about_single_images(task: Task, tune: str, kind: InputKind) -> None:
+    """Warn about classes with one training sample, which is then what their prototypes show."""
     counts = torch.bincount(task.train.labels.cpu(), minlength=task.classes).tolist()
     single = [name for name, count in zip(task.class_names, counts, strict=True) if count == 1]
     if single:
         warnings.warn(
-            f"class '{single[0]}' of task '{task.name}' has one training image, and a stored mean "
-            "of one image can reveal it: give more, or "
+            f"class '{single[0]}' of task '{task.name}' has one training {kind.one}, and a stored "
+            f"mean of one {kind.one} can reveal it: give more, or "
             # Without layers that learn, the means are all there is.
             + ("let layers learn and " if tune == "none" else "")
             + "leave prototypes out (prototypes=False)",

@@ -76,8 +76,7 @@ class Tokens(nn.Module):
 
     def forward(self, x: Tensor) -> State:
         """Map the bytes of sentences, as floats in [0, 1], to features of their tokens."""
-        pieces = self.pieces()
-        numbers = [pieces.ids(text, self.most) for text in as_text(x)]
+        numbers = self.numbers(x)
         longest = max(map(len, numbers))
         ids = torch.zeros(len(x), longest, dtype=torch.long)
         there = torch.zeros(len(x), self.most, 1)
@@ -87,6 +86,11 @@ class Tokens(nn.Module):
         ids, there = ids.to(x.device), there.to(x)
         features = self.word(ids) + self.position.weight[:longest]
         return self.norm(features) * there[:, :longest], there
+
+    def numbers(self, x: Tensor) -> list[list[int]]:
+        """Return the numbers of the tokens of each sentence."""
+        pieces = self.pieces()
+        return [pieces.ids(text, self.most) for text in as_text(x)]
 
     def pieces(self) -> WordPieces:
         """Return the vocabulary in use."""
@@ -202,6 +206,12 @@ class MiniLM(Trunk):
             layers[f"block{number}"] = Block(cls.units, cls.heads)
         layers["mean"] = MeanOfTokens()
         return layers
+
+    def lengths(self, inputs: Tensor) -> Tensor:
+        """Return how many tokens each sentence has."""
+        tokens = self.get_submodule("tokens")
+        assert isinstance(tokens, Tokens)
+        return torch.tensor([len(numbers) for numbers in tokens.numbers(inputs)])
 
     @classmethod
     def blocks(cls) -> int:

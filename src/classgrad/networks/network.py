@@ -228,6 +228,15 @@ class Network(nn.Module):
             )
         return self._like(x, first), self._like(x, second)
 
+    def same_length(self, inputs: Tensor, size: int) -> list[Tensor]:
+        """Return the places of inputs in batches, none of which has to be padded."""
+        places = torch.arange(len(inputs))
+        if not isinstance(self.trunk, Trunk):
+            return list(places.split(size)) if len(places) else []
+        lengths = self.trunk.lengths(inputs)
+        groups = [places[lengths == length] for length in lengths.unique()]
+        return [part for group in groups for part in group.split(size)]
+
     @property
     def frozen_outputs(self) -> FrozenOutputs | None:
         """What the trunk's first, frozen layers make of inputs, where it is looked up."""

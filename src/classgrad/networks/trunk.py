@@ -117,6 +117,10 @@ class Trunk(nn.Sequential):
     def stack(input_shape: tuple[int, ...], options: Any) -> OrderedDict[str, nn.Module]:
         """Return the layers in order, by name."""
 
+    def lengths(self, inputs: Tensor) -> Tensor:
+        """Return the length of each input, if a batch of them is padded to the longest."""
+        return torch.zeros(len(inputs), dtype=torch.int64)
+
     @classmethod
     def blocks(cls) -> int:
         """Return how many blocks the option `trainable` counts, in a network that has it."""

