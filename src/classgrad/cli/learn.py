@@ -253,6 +253,7 @@ def read_inputs(log: Log, source: Path, learner: "Learner", skip_bad: bool) -> "
             skip_bad,
             lambda done, count: move(done / count, f"{done:,}/{count:,}"),
         )
+    scenes = kind.scenes([Split(given.inputs, given.labels)], given.class_names)
     for what, reason in given.skipped:
         console.print(f"skipped {what}: {reason}", soft_wrap=True)
     counts = given.labels.bincount(minlength=len(given.class_names)).tolist()
@@ -271,7 +272,6 @@ def read_inputs(log: Log, source: Path, learner: "Learner", skip_bad: bool) -> "
             f"'{source}' holds a single class: there is nothing to tell it apart from in its task",
             soft_wrap=True,
         )
-    scenes = kind.scenes([Split(given.inputs, given.labels)], given.class_names)
     count = len(given.labels)
     across = across_text(scenes, given.labels, given.class_names, given.files, count)
     for remark in (across, kind.remark(given.inputs)):
