@@ -1,6 +1,5 @@
 """The card of a learner: what it says, that it is always the same, and that edits are noticed."""
 
-import copy
 import json
 import shutil
 
@@ -13,7 +12,11 @@ from classgrad.checkpoints.manager import FOLDER
 from classgrad.checkpoints.store import Store
 from classgrad.errors import UserError
 from classgrad.learner import card
+from classgrad.learner.inputs import split_off_validation
+from classgrad.learner.learner import keyed
 from classgrad.methods import EWC
+from classgrad.seeds import generator
+from classgrad.tasks import Split, digest
 from learner.stored_states import DATA
 from oracles.models import built
 
@@ -96,20 +99,41 @@ def test_digests_of_images_depend_on_the_images_and_on_the_key(folder):
 
 def test_without_statistics_a_task_has_one_digest_of_its_images(tmp_path):
     made = card.make(learnt(EWC(), tmp_path / "state"))
-    state = loaded_state(tmp_path / "state")
     digests = [task["images_digest"] for task in made["tasks"]]
-    assert len({*digests, *(task["data"] for task in state["tasks"])}) == 4  # none is in the state
     assert all(one["images_digest"] is None for task in made["tasks"] for one in task["classes"])
     assert f"- digest of all its images: {digests[1]}" in card.markdown(made)
     assert made["contents"]["class_statistics"] is None
-    other = copy.deepcopy(state)
-    other["tasks"][0]["data"] = "0" * 32  # the key is made from it
-    Store(tmp_path / "other" / FOLDER).save(other)
-    others = [task["images_digest"] for task in card.make(tmp_path / "other")["tasks"]]
-    assert others[1] != digests[1]
-    other["tasks"][1]["data"] = ""  # as in states from before tasks had a digest
-    Store(tmp_path / "none" / FOLDER).save(other)
+    # Who has all images, but not the state, cannot make them: the key is random.
+    again = card.make(learnt(EWC(), tmp_path / "again"))
+    assert len({*digests, *(task["images_digest"] for task in again["tasks"])}) == 4
+    state = loaded_state(tmp_path / "state")
+    x, labels = points()
+    first = Learner.load(tmp_path / "state", trunk()).tasks[0]
+    for fraction in (0.0, 0.1):
+        chosen = split_off_validation(labels, fraction, generator(1, "valid", 0), torch.arange(40))
+        parts = [Split(x[rows], labels[rows]) for rows in (~chosen, chosen)]
+        plain = digest(parts)
+        assert (keyed(plain, bytes.fromhex(state["secret"])) == first.data) is bool(fraction)
+        assert plain not in json.dumps(made)
+        assert plain not in json.dumps(state["tasks"])
+    state["tasks"][1]["data"] = ""  # as in states from before tasks had a digest
+    Store(tmp_path / "none" / FOLDER).save(state)
     assert card.make(tmp_path / "none")["tasks"][1]["images_digest"] is None
+
+
+def test_digests_that_were_stored_without_a_key_get_one_made_from_the_first(tmp_path):
+    learnt(EWC(), tmp_path / "state")
+    state = loaded_state(tmp_path / "state")
+    plain = ["0" * 32, "1" * 32]
+    for task, data in zip(state["tasks"], plain, strict=True):
+        task["data"] = data
+    del state["secret"]
+    digests = []
+    for first in ("0" * 32, "2" * 32):
+        state["tasks"][0]["data"] = first
+        Store(tmp_path / first / FOLDER).save(state)
+        digests += [task["images_digest"] for task in card.make(tmp_path / first)["tasks"]]
+    assert len({*digests, *plain}) == 6
 
 
 def test_a_card_is_checked(folder, tmp_path):

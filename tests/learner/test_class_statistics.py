@@ -12,7 +12,7 @@ from classgrad.cli.info import accuracy_lines
 from classgrad.data.lookalikes import Scenes
 from classgrad.learner.drift import leakage
 from classgrad.learner.export import export
-from classgrad.learner.learner import LookAlikes, SingleImage
+from classgrad.learner.learner import LookAlikes, SingleImage, TracesStay
 from oracles.models import built
 from photos import photos, timeless
 
@@ -108,6 +108,9 @@ def test_the_same_images_and_seed_give_the_same_state(tmp_path):
     for learner in (one, two):
         learner.learn("first", data(0, 1))
     assert timeless(one) == timeless(two)
+    assert one.secret != two.secret  # who has the images cannot tell the key
+    assert not torch.isin(one.classifier.digests, two.classifier.digests).any()
+    assert one.tasks[0].data != two.tasks[0].data
     one.save(tmp_path)
     again = Learner.load(tmp_path, trunk=Features())
     assert timeless(again) == timeless(one)
@@ -200,7 +203,7 @@ def test_a_class_is_forgotten_with_or_without_its_images(tmp_path):
     assert learner.tasks[0].forgotten == []
     assert learner.forget_class("first", "bee", images(1)) == {}
     one, two = learner.classifier.statistics, whole.classifier.statistics
-    torch.testing.assert_close(one.products, two.products)
+    assert torch.equal(one.products, two.products)
     assert one.removed == 0
     assert not one.sums[1].any()
     learner.save(tmp_path)
@@ -208,6 +211,49 @@ def test_a_class_is_forgotten_with_or_without_its_images(tmp_path):
     assert {g.name for g in again.predict(x[:1])[0].ranking} == {"ant", "cod"}
     with pytest.raises(UserError, match="'bee' of task 'first' is forgotten"):
         again.learn("first", data(1))
+
+
+def test_a_learner_that_forgot_a_class_with_its_images_is_one_that_never_saw_it():
+    never, learner = fixed(), fixed()
+    never.secret = learner.secret = bytes(32)  # otherwise each has a random one
+    never.learn("first", data(0))
+    learner.learn("first", data(0, 1))
+    before = learner.state_dict()
+    for one in (never, learner):
+        one.learn("second", data(2, 3))
+    learner.forget_class("first", "bee", images(1).flip(0))
+    state, wanted = learner.state_dict()["classifier"], never.state_dict()["classifier"]
+    for name in ("sums", "counts", "checks"):
+        assert not state[name][1].any()
+        state[name] = state[name][[0, 2, 3]]
+    for name in ("classes", "kept_classes"):
+        state[name] = state[name] - (state[name] > 1).long()
+    assert state.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert torch.equal(torch.as_tensor(state[name]), torch.as_tensor(value)), name
+    assert learner.tasks[0].data == ""  # a digest of all images of the task
+    assert learner.state_dict()["net"].keys() == before["net"].keys()
+    x = data(0, 1, 2, 3, seed=9)[0]
+    for one, two in zip(learner.predict(x), never.predict(x), strict=True):
+        assert one.p_value == two.p_value
+        for guess, other in zip(one.ranking, two.ranking, strict=True):
+            assert guess.name == other.name
+            assert guess.probability == pytest.approx(other.probability, rel=1e-9)
+
+
+def test_traces_that_stay_are_warned_of(tmp_path, recwarn):
+    trunk = built(lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.ReLU())).float()
+    learner = Learner(trunk, GPM(energy=0.5), training=QUICK, valid_fraction=0.25, size=8)
+    learner.learn("first", data(0, 1))
+    learner.learn("second", data(2, 3))
+    with pytest.warns(TracesStay, match="traces of the images of class 'bee' stay"):
+        learner.forget_class("first", "bee", images(1))
+    recwarn.clear()
+    fixed_features = fixed()
+    fixed_features.learn("first", data(0, 1))
+    fixed_features.forget_class("first", "bee", images(1))
+    assert not recwarn.list
+    assert correct(learner, task="second") > 0.4
 
 
 def test_tuned_features_are_told_apart_by_statistics_too():
@@ -368,12 +414,29 @@ def test_command_line(call, tmp_path):
     assert "tune none" in out
     assert "statistics" in out
     code, out, _ = call("forget", "state", "--task", "birds", "--class", "crow")
-    assert "give its images with --images" in out
+    assert code == 0
+    assert "and its share of the covariance" in out  # all of its ten images are kept
+    assert "give its images" not in out
     code, out, _ = call(
         "forget", "state", "--task", "birds", "--class", "wren", "--images", "birds/wren"
     )
     assert code == 0
     assert "and its share of the covariance" in out
+    photos(tmp_path / "more", "owl", "tit", count=14, seed=3)
+    assert call(*learn, "more", "--images", "more")[0] == 0
+    code, out, _ = call("forget", "state", "--task", "more", "--class", "owl")
+    assert code == 0
+    assert "share of the covariance that all classes have in common stays: give its images" in out
+    assert "removed: its mean, its count and the features kept of it\n" in out
+    learner = Learner.load(tmp_path / "state")
+    learner.classifier.checks += 1  # as if the images were embedded otherwise now
+    learner.save(tmp_path / "state")
+    code, out, err = call(
+        "forget", "state", "--task", "more", "--class", "tit", "--images", "more/tit"
+    )
+    assert (code, err) == (0, "")
+    assert "traces of the images of class 'tit' stay" in out
+    assert "share of" not in out
 
 
 # Images that look alike.
@@ -431,7 +494,7 @@ def test_figures_of_shots_taken_in_a_row_are_those_of_new_scenes():
 
 def test_each_shot_of_a_row_on_its_own_would_flatter(monkeypatch):
     alone = lambda *parts: Scenes(torch.arange(sum(len(part) for part in parts)))  # noqa: E731
-    monkeypatch.setattr("classgrad.learner.learner.find_scenes", alone)
+    monkeypatch.setattr("classgrad.learner.images.find_scenes", alone)
     flattering = wide().learn("one", classes_of([shots(n) for n in range(4)])).accuracy
     monkeypatch.undo()
     learnt = wide().learn("one", classes_of([shots(n) for n in range(4)]))

@@ -18,7 +18,7 @@ from classgrad.methods import Finetune
 from classgrad.methods.projection.forecast import epsilons, layer_forecast
 from classgrad.training.loop import SampleNotFinite
 from oracles.models import built
-from photos import EDGE, photos
+from photos import EDGE, photos, unkeyed
 
 QUICK = Training(epochs=12, batch_size=16, learning_rate=0.1)
 
@@ -55,12 +55,7 @@ def named(predictions):
 
 
 def same_state(first, second):
-
-    one, two = first.state_dict(), second.state_dict()
-    for state in (one, two):
-        for task in state["tasks"]:
-            del task["when"], task["seconds"]
-    return equal(one, two)
+    return equal(unkeyed(first), unkeyed(second))
 
 
 def equal(first, second):

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from classgrad import Learner
+from classgrad.checkpoints import CheckpointManager
 from classgrad.checkpoints.files import SCHEMA_VERSION
 from classgrad.checkpoints.manager import FOLDER
 from classgrad.errors import UserError
 from classgrad.learner import card
+from classgrad.learner.learner import KEYED
 from classgrad.methods import METHODS
 from learner.stored_states import (
     DATA,
@@ -23,9 +25,11 @@ from learner.stored_states import (
     PREDICTED,
     learn_on,
     loaded,
+    points,
     told,
     trunk,
 )
+from photos import timeless
 
 STORED = sorted(path.parent for path in DATA.glob(f"*/*/{PREDICTED}"))
 TAKEN = [name for name, method in METHODS.items() if method.rehearsal_free]
@@ -98,6 +102,68 @@ def test_what_is_stored_tells_another_way_of_learning_from_that_of_then():
             for key in other
         )
         assert moved > 20 * ROUNDING
+
+
+def without_key(path):
+    """Tell whether a stored learner is of a version whose digests of data had no key."""
+    return '"keyed:' not in next((path / FOLDER).glob("*/state.json")).read_text()
+
+
+@pytest.mark.parametrize("name", ["ewc", "gpm", "statistics"])
+def test_a_task_of_a_stored_learner_is_recognised_and_its_digest_gets_a_key(name, tmp_path):
+    folder = DATA / "0.1.0" / name
+    assert without_key(folder)
+    learner, data = loaded(folder, name), {"classes": ["1a", "1b", "1c"]}
+    plain = learner.tasks[1].data.removeprefix(KEYED)
+    for again in (False, True):
+        if again:
+            learner.save(tmp_path / "state")
+            learner = loaded(tmp_path / "state", name)
+        before = told(learner), learner.tasks[1].samples
+        learner.learn("task 1", points(1), **data)
+        assert (told(learner), learner.tasks[1].samples) == before
+        if learner.classifier is None:
+            with pytest.raises(UserError, match="from other data"):
+                learner.learn("task 1", points(9), **data)
+            with pytest.raises(UserError, match="from data with a forgotten class"):
+                learner.learn("task 0", points(0), classes=["0a", "0b", "0c"])
+    assert learner.tasks[0].data == ""  # of its class that was forgotten
+    assert learner.tasks[1].data.startswith(KEYED)
+    assert len(learner.secret) == 32
+    if name == "ewc":  # it had no key, and the digest as it was is gone
+        text = next((tmp_path / "state" / FOLDER).glob("*/state.json")).read_text()
+        assert plain not in text
+    assert told(learner) == told(loaded(folder, name))
+
+
+@pytest.mark.parametrize("name", ["ewc", "gpm"])
+def test_what_a_stored_learner_has_begun_is_resumed(name, tmp_path):
+    class Cut(Exception):
+        pass
+
+    def observer(progress):
+        if progress.step == 9:
+            raise Cut
+
+    state, data = shutil.copytree(DATA / "0.1.0" / name, tmp_path / "state"), points(2)
+    straight = loaded(state, name)
+    straight.learn("task 2", data)
+    with pytest.raises(Cut):
+        loaded(state, name).learn(
+            "task 2",
+            data,
+            checkpoint_dir=state,
+            checkpoints=CheckpointManager(state / "learning", steps=4),
+            observer=observer,
+        )
+    assert without_key(state)  # nothing was saved but the task that was begun
+    learner, steps = loaded(state, name), []
+    with pytest.raises(UserError, match="cut short with another data"):
+        loaded(state, name).learn("task 2", points(3), checkpoint_dir=state)
+    observer = lambda progress: steps.append(progress.step)  # noqa: E731
+    learner.learn("task 2", data, checkpoint_dir=state, observer=observer)
+    assert steps[0] == 9
+    assert timeless(learner) == timeless(straight)
 
 
 def test_other_code_of_a_stored_trunk_is_noticed():

@@ -9,7 +9,7 @@ from classgrad.prediction.classifier import (
     novelty,
     sample_digests,
 )
-from classgrad.prediction.statistics import unit
+from classgrad.prediction.statistics import on_grid, unit
 
 D, CLASSES = 30, 6
 
@@ -157,7 +157,7 @@ def test_of_a_scene_one_sample_is_kept_with_the_sum_of_all():
     for one, total in zip(kept, classifier.scene_sums[rows], strict=True):
         of_scene = draws(x)[scene == one]
         assert int(of_scene.min()) in classifier.kept_draws
-        assert torch.allclose(total, unit(x[scene == one]).double().sum(0), atol=1e-12)
+        assert torch.equal(total, on_grid(unit(x[scene == one])).double().sum(0))
 
 
 def test_scenes_that_are_given_again_are_known_again():
@@ -223,6 +223,58 @@ def test_a_forgotten_class_leaves_no_sample_and_is_not_predicted():
     assert 2 not in classifier.classes
     assert 2 not in classifier.kept_classes
     assert classifier.figures([0, 1, 3, 4, 5]).accuracy > 80
+
+
+KEYS = ("sums", "products", "checks", "kept_features", "kept_draws", "scene_sums", "digests")
+
+
+def forgotten(count, altered=lambda x: x, given=True, kept=10):
+    """Return whether class 2 is said to have left nothing, and whether it has, to the last bit."""
+    classifier = made(count, kept=kept)
+    x = cloud(2, count, 1)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(5))
+    options = (altered(x[order]), draws(x[order])) if given else ()
+    gone = classifier.forget(2, *options)
+    state, never = classifier.state_dict(), made(count, [0, 1, 3, 4, 5], kept=kept).state_dict()
+    others = [0, 1, 3, 4, 5]
+    for name in ("sums", "checks", "counts"):
+        assert not state[name][2].any()
+        state[name] = state[name][others]
+    same = all(torch.equal(state[name], never[name]) for name in KEYS)
+    return gone, same and state["removed"] == never["removed"] == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 40])
+def test_a_class_whose_samples_are_given_is_removed_to_the_last_bit(count):
+    assert forgotten(count) == (True, True)
+    assert forgotten(count, kept=0) == (True, True)
+
+
+def test_samples_that_are_kept_need_not_be_given_and_neither_does_a_single_other_one():
+    assert forgotten(11, given=False) == (True, True)
+    assert forgotten(12, given=False) == (False, False)
+
+
+def test_samples_that_another_machine_computes_are_recognised_or_traces_are_told():
+    noise = 1e-7 * torch.randn(40, D, generator=torch.Generator().manual_seed(3))
+    rounded = on_grid(unit(cloud(2, 40, 1)))
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(5))
+    moved = on_grid(unit(cloud(2, 40, 1)[order]) + noise[:40]) != rounded[order]
+    assert moved.any()  # some are rounded to the other side
+    assert forgotten(40, lambda x: unit(x) + noise) == (True, True)
+    # Two that make up for each other in the sum are noticed, too.
+    wrong = torch.zeros(40, D)
+    wrong[:2, 0] = torch.tensor([2.0, -2.0]) / 2**15
+    assert forgotten(40, lambda x: unit(x) + wrong, kept=0) == (False, False)
+    gone, _ = forgotten(40, lambda x: x + 0.01 * noise / noise.std())
+    assert not gone
+
+
+def test_what_was_added_without_rounding_is_never_said_to_be_gone():
+    classifier = made(5)
+    classifier.grid = 0.0  # as in states of earlier versions
+    assert not classifier.forget(2, cloud(2, 5, 1), draws(cloud(2, 5, 1)))
+    assert not classifier.forget(3)
 
 
 def test_single_samples_are_classified_but_not_measured():

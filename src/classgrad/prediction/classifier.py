@@ -212,8 +212,8 @@ class StatisticsClassifier:
 
         Samples that are kept are removed from the covariance, and so are the others if there is one
         only, or if all `samples` of the class are given, with their draws. Otherwise the scatter of
-        the others around their mean stays. Given embeddings that are not those that were added, as those of
-        layers that have learnt since, leave traces.
+        the others around their mean stays. Given embeddings that are not those that were added, as
+        those of layers that have learnt since, leave traces.
         """
         statistics, own = self.statistics, self.kept_classes == number
         removed = self.kept_features[own].double()
