@@ -26,7 +26,7 @@ from torch import Tensor
 
 from benchmarks.photos import area_under_curve, class_order, features, of_classes, pictures
 from classgrad import Learner
-from classgrad.learner.learner import LookAlikes, SingleImage
+from classgrad.learner.learner import LookAlikes, SingleImage, TracesStay, keyed
 from classgrad.prediction.classifier import StatisticsClassifier, sample_digests
 from classgrad.prediction.statistics import unit
 from classgrad.tasks import Split, digest
@@ -66,14 +66,16 @@ def forgetting(train: Split, test: Split) -> list[dict[str, Any]]:
                 own = pictures(images[target][chosen], learner.size)
                 for name in KEEPING:
                     learner.load_state_dict(state)
+                    stays = True
                     if name != "before":
                         with_images = name == "forgotten with images"
-                        learner.forget_class(
-                            "task 0", str(order[target]), own if with_images else None
-                        )
+                        stays = forget(learner, str(order[target]), own if with_images else None)
                     rows[name].append(
                         attacks(learner, target, own, chosen, images[target], embeddings[target])
-                        | {"task_digest": last_photo(learner, given, target, images[target])}
+                        | {
+                            "task_digest": last_photo(learner, given, target, images[target]),
+                            "said_to_stay": float(stays),
+                        }
                     )
         figures.append(
             {
@@ -104,6 +106,15 @@ def learn_tasks(learner: Learner, train: Split, classes: Sequence[int], chosen: 
         if not first:
             kept = given
     return kept
+
+
+def forget(learner: Learner, name: str, images: Tensor | None) -> bool:
+    """Forget a class of the first task; return whether it is said that something of it stays."""
+    assert learner.classifier is not None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", TracesStay)
+        learner.forget_class("task 0", name, images)
+    return bool(caught) or learner.classifier.statistics.removed > 0
 
 
 def attacks(
@@ -167,7 +178,12 @@ def by_covariance(
 
 
 def last_photo(learner: Learner, given: Split, target: int, images: Tensor) -> float:
-    """Tell whether the last photo of a class is found by the digest of all others and itself."""
+    """Tell whether the last photo of a class is found by the digest of all others and itself.
+
+    The key of the digest is in the state. Without a digest the photo is guessed.
+    """
+    if not learner.tasks[0].data:
+        return 1 / CANDIDATES
     place = int((given.labels == target).nonzero()[-1])
     strange = pictures(images[MEMBERS : MEMBERS + CANDIDATES - 1], learner.size)
     none = Split(given.images[:0], given.labels[:0])
@@ -175,7 +191,8 @@ def last_photo(learner: Learner, given: Split, target: int, images: Tensor) -> f
     for candidate in [given.images[place], *strange]:
         tried = given.images.clone()
         tried[place] = candidate
-        found.append(digest([Split(tried, given.labels), none]) == learner.tasks[0].data)
+        data = digest([Split(tried, given.labels), none])
+        found.append(keyed(data, learner.secret) == learner.tasks[0].data)
     return float(found[0] and sum(found) == 1)
 
 

@@ -483,6 +483,7 @@ def remains(found: dict[str, Any]) -> str:
         ("digests", "the digest of a member is in the state", "0 %"),
         ("digests_of_others", "the digest of another photo is in the state", "0 %"),
         ("task_digest", "of 10 photos, the one that completes a task is found", "10 %"),
+        ("said_to_stay", "`forget` says that something of its photos stays", "0 %"),
     ):
         cells = []
         for one in sizes:

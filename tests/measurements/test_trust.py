@@ -14,11 +14,11 @@ from oracles.models import built
 EDGE = 8
 
 
-def tiny():
+def tiny(**options):
     def make():
         return nn.Sequential(nn.Conv2d(3, 24, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
-    return Learner(built(make).float(), tune="none", size=EDGE)
+    return Learner(built(make).float(), tune="none", size=EDGE, **options)
 
 
 def split(seed, per_class):
@@ -145,15 +145,20 @@ def test_attacks_find_what_a_state_has_and_nothing_that_was_removed(train, test)
         found = several[name]
         assert found["mean"] == found["kept"] == 0.5
         assert found["digests"] == 0
-        assert found["task_digest"] == 1  # of all images of the task, which stays
+        assert found["task_digest"] == 1 / remains.CANDIDATES  # no better than a guess
+        assert found["said_to_stay"] == 0  # all photos were kept, so all were removed
+    assert several["before"]["task_digest"] == 1
 
 
-def test_the_covariance_shows_pairs_of_photos_until_their_images_are_removed(train, monkeypatch):
+def test_the_covariance_shows_pairs_of_photos_until_they_are_removed(train, monkeypatch):
     # Fewer photos than features.
     monkeypatch.setattr(remains, "SETTINGS", ((4, 3, 1),))
+    monkeypatch.setattr(remains, "default_learner", lambda: tiny(kept_features=0))
     (found,) = remains.forgetting(train, train)
     assert found["forgotten"]["covariance_of_pairs"] > 0.95
+    assert found["forgotten"]["said_to_stay"] == 1
     assert found["forgotten with images"]["covariance_of_pairs"] < 0.9
+    assert found["forgotten with images"]["said_to_stay"] == 0
 
 
 def test_figures_are_written_part_by_part(train, test, tmp_path, monkeypatch):
