@@ -9,6 +9,7 @@ import torch
 from classgrad import Learner, Split, networks
 from classgrad.data.sentences import as_bytes
 from classgrad.errors import UserError
+from classgrad.learner.export import as_tokens, export
 from classgrad.learner.kinds import NETWORK
 from classgrad.learner.learner import LookAlikes, SingleImage
 from classgrad.networks.minilm import MiniLM
@@ -362,3 +363,64 @@ def test_what_needs_altered_copies_is_refused(learner):
         new(method=CGP(contrast=0.3), tune="last")
     assert new(method="cgp", tune="last").method.contrast == 0
     assert NETWORK["sentences"] == "minilm"
+
+
+# As one file.
+
+
+def opened(path):
+    """Return what runs an exported file, and its metadata."""
+    if path.suffix == ".pt2":
+        extra = {"classgrad.json": ""}
+        module = torch.export.load(path, extra_files=extra).module()
+        return module, json.loads(extra["classgrad.json"])
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(path, options)
+    names = [one.name for one in session.get_outputs()]
+
+    def run(tokens):
+        found = session.run(names, {"tokens": tokens.numpy()})
+        return dict(zip(names, map(torch.from_numpy, found), strict=True))
+
+    return run, json.loads(session.get_modelmeta().custom_metadata_map["classgrad.json"])
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_an_exported_file_takes_tokens_and_says_the_same(learner, tmp_path, suffix):
+    if suffix == ".onnx":
+        pytest.importorskip("onnxscript")
+        pytest.importorskip("onnxruntime")
+    learner.learn("music", pairs(*MUSIC))
+    learner.forget_class("music", "alarm")
+    path = tmp_path / f"all{suffix}"
+    export(learner, path)
+    run, about = opened(path)
+    assert about["classes"] == ["freeze", "transfer", "jazz"]
+    assert (about["dtype"], about["input_shape"]) == ("int64", [64])
+    texts = ["Abc, cab!", "zyx 5", "ça", "m" * 90, "mno " * 70]
+    tokens = as_tokens(texts, about)
+    assert tokens.shape == (5, 64)
+    for count in (5, 2):  # any number of them, of any length
+        given = as_tokens(texts[:count], about)
+        found = run(given)
+        for place, wanted in enumerate(learner.predict(texts[:count])):
+            expected = {guess.name: guess.probability for guess in wanted.ranking}
+            row = dict(zip(about["classes"], found["probabilities"][place].tolist(), strict=True))
+            assert row == pytest.approx(expected, abs=1e-5)
+            assert float(found["p_values"][place]) == pytest.approx(wanted.p_value)
+    wrong = [
+        tokens.float(),
+        tokens.int(),
+        tokens[0],
+        torch.cat([tokens, tokens], 1),
+        tokens.index_fill(0, torch.tensor([1]), 0),
+        tokens + 30_000,
+    ]
+    for one in wrong:
+        with pytest.raises(Exception, match=r"(?i)dtype|type|dim|guard|rank|range|ind|shape|token"):
+            run(one)
+    with pytest.raises(UserError, match="takes the numbers of tokens: leave out floats"):
+        export(learner, path, floats=True, force=True)

@@ -9,11 +9,12 @@
 A file that ends in .pt2 is for PyTorch alone, one that ends in .onnx for onnxruntime and others.
 
 Pictures are uint8 of shape (n, *input_shape) for any n, as `as_pictures` reads them; scaling and
-normalisation are inside. Other inputs are floats, as `predict` takes them. A file refuses any other
-type and shape. The output is what `predict` says: the `probabilities` (n, classes) of all classes,
-or of those of one task; and by class statistics the `p_values` (n) of the hypothesis that an image
-is of a class that was learnt, which tell what is none of these. Metadata in the file name the
-classes and say how pictures are read.
+normalisation are inside. Sentences are int64 (n, t), the numbers of their tokens, as `as_tokens`
+makes them; the vocabulary is in the metadata. Other inputs are floats, as `predict` takes them. A
+file refuses any other type and shape. The output is what `predict` says: the `probabilities`
+(n, classes) of all classes, or of those of one task; and by class statistics the `p_values` (n) of
+the hypothesis that an image is of a class that was learnt, which tell what is none of these.
+Metadata in the file name the classes and say how inputs are read.
 
 A file holds the weights that its classes need, and none that only other tasks use; but p-values
 need the means of all classes. PyTorch does not promise that later versions can read a .pt2 file:
@@ -25,7 +26,7 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,10 +42,14 @@ from torch.nn import functional
 
 from classgrad import __version__
 from classgrad.benchmarks.base import Normalise
+from classgrad.data.sentences import as_text
 from classgrad.errors import UserError, shown
 from classgrad.files import write_atomic
 from classgrad.learner.learner import STATISTICS, Learner
 from classgrad.learner.learnt import LearntTask, numbered_classes
+from classgrad.learner.sentences import SentenceInputs
+from classgrad.networks.minilm import WORDS, GivenTokens, Tokens
+from classgrad.networks.wordpiece import WordPieces
 from classgrad.prediction.classifier import novelty
 
 METADATA = "classgrad.json"  # name inside the file
@@ -66,11 +71,29 @@ PREPROCESSING = {
     "image.resize((size, size), Image.Resampling.BILINEAR)",
 }
 
+# How sentences become inputs, for those who read them without classgrad.
+TOKENISATION = {
+    "reader": "classgrad.learner.export.as_tokens(sentences, about), where about is all of this",
+    "tokeniser": "BERT's of this vocabulary (Devlin et al., 2019): small letters without accents, "
+    "words and punctuation apart, of each word the longest pieces that the vocabulary has",
+    "ends": "the first token is [CLS], the last [SEP]; what is beyond the most tokens is left out "
+    "before it; then there are zeros",
+}
+
 Outputs = dict[str, Tensor]
 
 
+def as_tokens(sentences: Sequence[str], about: Mapping[str, Any]) -> Tensor:
+    """Return the input of an exported file (n, t) for sentences; `about` is its metadata."""
+    known = about["preprocessing"]
+    rows = SentenceInputs(known["bytes"]).read(list(sentences))
+    pieces = WordPieces(known["vocabulary"])
+    numbers = [torch.tensor(pieces.ids(text, known["most"])) for text in as_text(rows)]
+    return nn.utils.rnn.pad_sequence(numbers, batch_first=True)
+
+
 class Predictor(nn.Module):
-    """Map images to what the learner predicts."""
+    """Map images or tokens to what the learner predicts."""
 
     zero: Tensor
 
@@ -80,7 +103,13 @@ class Predictor(nn.Module):
         self.transform = learner.transform
         self.dtype = next(self.net.parameters()).dtype
         self.pictures = isinstance(self.transform, Normalise)
+        tokens = next(self.net.trunk.children(), None)
+        self.tokens = tokens if isinstance(tokens, Tokens) else None
+        if isinstance(tokens, Tokens):
+            self.net.trunk.tokens = GivenTokens(tokens)
         self.input_dtype = self.dtype if floats or not self.pictures else torch.uint8
+        if self.tokens is not None:
+            self.input_dtype = torch.int64
         self.keep("zero", torch.zeros(1, dtype=self.dtype))
         self.eval().requires_grad_(False)
         for weight in self.parameters():  # torch.export does not reliably save channels_last
@@ -93,6 +122,10 @@ class Predictor(nn.Module):
     def inputs(self, images: Tensor) -> Tensor:
         """Return inputs of the network; refuse images of another type or range."""
         torch.ops.aten._assert_tensor_metadata.default(images, dtype=self.input_dtype)
+        if self.tokens is not None:
+            some = (images != 0).any(1).all()
+            torch._assert_async(some, "a sentence has no token")
+            return images + (~some).long() * WORDS  # ONNX has no assertions, but it checks indices
         if self.input_dtype == torch.uint8:
             images = images.to(self.dtype) / 255
         elif self.pictures:
@@ -189,6 +222,8 @@ def export(
     """
     path = Path(path)
     refuse_place(path, force)
+    if floats and learner.kind.several == "sentences":
+        raise UserError("a file for sentences takes the numbers of tokens: leave out floats")
     with learner.usage.reading():
         tasks = exported_tasks(learner, task)
         if path.suffix == ".onnx" and learner.net.precision is not None:
@@ -255,15 +290,20 @@ def known_numbers(tasks: Sequence[LearntTask]) -> list[int]:
 def example_images(predictor: Predictor, input_shape: tuple[int, ...]) -> Tensor:
     """Return random images to trace a predictor with, and to compare a file with it."""
     # Two images, because torch.export treats a batch of one as a constant size.
+    if predictor.tokens is not None:
+        return torch.arange(1, 7).view(2, 3)
     images = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(1))
     scale = 255 if predictor.input_dtype == torch.uint8 else 1
     return (images * scale).to(predictor.input_dtype)
 
 
 def trace(predictor: Predictor, images: Tensor) -> ExportedProgram:
-    """Trace a predictor for any number of images."""
+    """Trace a predictor for any number of images, or of sentences of any number of tokens."""
+    sizes = {0: Dim("n")}
+    if predictor.tokens is not None:
+        sizes[1] = Dim("t", min=2, max=predictor.tokens.most)
     with refusing_exceptions("PyTorch cannot export this network"), torch.no_grad():
-        return torch.export.export(predictor, (images,), dynamic_shapes={"images": {0: Dim("n")}})
+        return torch.export.export(predictor, (images,), dynamic_shapes={"images": sizes})
 
 
 @contextmanager
@@ -318,6 +358,17 @@ def metadata(
     if isinstance(transform, Normalise):
         mean, deviation = transform.mean.flatten().tolist(), transform.deviation.flatten().tolist()
         normalisation = {"mean": mean, "deviation": deviation}
+    preprocessing: dict[str, Any] | None = None
+    if predictor.tokens is not None:
+        shape = [predictor.tokens.most]
+        preprocessing = {
+            "bytes": learner.size,
+            "most": predictor.tokens.most,
+            **TOKENISATION,
+            "vocabulary": predictor.tokens.spelled(),
+        }
+    elif shape == [3, learner.size, learner.size]:
+        preprocessing = {"size": learner.size, **PREPROCESSING}
     return {
         "classgrad": __version__,
         "task": tasks[0].name if len(tasks) == 1 else None,
@@ -328,9 +379,7 @@ def metadata(
         "input_shape": shape,
         "dtype": str(predictor.input_dtype).removeprefix("torch."),
         "normalisation": normalisation,  # of values from 0 to 1, inside
-        "preprocessing": {"size": learner.size, **PREPROCESSING}
-        if shape == [3, learner.size, learner.size]
-        else None,
+        "preprocessing": preprocessing,
     }
 
 
@@ -378,9 +427,10 @@ def convert(path: Path, program: ExportedProgram, about: dict[str, Any]) -> None
         program,
         dynamo=True,
         verbose=False,
-        input_names=["images"],
+        input_names=[input_name(about)],
         output_names=about["outputs"],
-        dynamic_shapes={"images": {0: "n"}},  # only the name, as the program has it already
+        # Only names, as the program has it already.
+        dynamic_shapes={"images": {0: "n"} | ({1: "t"} if about["dtype"] == "int64" else {})},
     )
     assert written is not None
     written.model.metadata_props[METADATA] = json.dumps(about)
@@ -396,7 +446,13 @@ def run_onnx(path: Path, images: Tensor) -> Tensor:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only, which it raises
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return torch.from_numpy(session.run(["probabilities"], {"images": images.numpy()})[0])
+    name = session.get_inputs()[0].name
+    return torch.from_numpy(session.run(["probabilities"], {name: images.numpy()})[0])
+
+
+def input_name(about: Mapping[str, Any]) -> str:
+    """Return the name of the input of an ONNX file."""
+    return "tokens" if about["dtype"] == "int64" else "images"
 
 
 @contextmanager

@@ -96,8 +96,29 @@ class Tokens(nn.Module):
         """Return the vocabulary in use."""
         content = self.vocabulary.cpu().numpy().tobytes().rstrip(b"\0")
         if self._pieces is None or self._pieces[0] != content:
-            self._pieces = content, WordPieces(content.decode("utf-8", "replace").split("\n"))
+            self._pieces = content, WordPieces(self.spelled())
         return self._pieces[1]
+
+    def spelled(self) -> list[str]:
+        """Return the pieces of the vocabulary, in the order of their numbers."""
+        content = self.vocabulary.cpu().numpy().tobytes().rstrip(b"\0")
+        return content.decode("utf-8", "replace").split("\n")
+
+
+class GivenTokens(nn.Module):
+    """Embed the numbers of tokens (n, t), which end with zeros: for files without a vocabulary."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        super().__init__()
+        self.word, self.norm = tokens.word, tokens.norm
+        # More tokens than these do not fit.
+        self.position = nn.Parameter(tokens.position.weight[: tokens.most].detach().clone())
+
+    def forward(self, numbers: Tensor) -> State:
+        """Map the numbers of tokens to their features."""
+        features = self.word(numbers) + self.position[: numbers.shape[1]]
+        there = (numbers != 0)[:, :, None].to(features.dtype)
+        return self.norm(features) * there, there
 
 
 class Block(nn.Module):
