@@ -2,7 +2,7 @@
 
 `PYTHONPATH=tests python tests/learner/stored_states.py` makes those that are missing. A folder
 below `data` is a version that wrote states; in it is one state for each method a learner takes, and
-for each of `KINDS`. Beside a state is what it predicted, what it predicted once it had learnt
+for each of `KINDS`. `EXACT` has states of a form between two versions. Beside a state is what it predicted, what it predicted once it had learnt
 another task, and its cards. What is there is never made again: a change of the state's form comes
 with a migration, and with states of the new version beside the old ones.
 """
@@ -27,6 +27,8 @@ SMALL = {  # what makes a method quick, its state small, or all of its memory be
     "ogd": {"samples": 5},
     "rcl": {"largest": 2, "trials": 1},
 }
+# Sums of rounded embeddings, and digests of data with a key.
+EXACT = (f"{__version__}-exact", ("ewc", "statistics", "tuned"))
 TRAINING = Training(epochs=20, batch_size=8, learning_rate=0.1)
 
 
@@ -167,8 +169,10 @@ def write(file: Path, content: Any) -> None:
 def main() -> None:
     """Store states of the present version for what has none yet, and figures that are missing."""
     methods = {name: method for name, method in METHODS.items() if method.rehearsal_free}
-    for name in (*methods, *KINDS):
-        folder = DATA / __version__ / name
+    version, exact = EXACT
+    folders = [DATA / __version__ / name for name in (*methods, *KINDS)]
+    for folder in [*folders, *(DATA / version / name for name in exact)]:
+        name = folder.name
         if not folder.exists():
             method = methods.get(name)
             learner = made(method(**SMALL.get(name, {}))) if method else KINDS[name]()
