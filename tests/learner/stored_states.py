@@ -2,9 +2,10 @@
 
 `PYTHONPATH=tests python tests/learner/stored_states.py` makes those that are missing. A folder
 below `data` is a version that wrote states; in it is one state for each method a learner takes, and
-for each of `KINDS`. `EXACT` has states of a form between two versions. Beside a state is what it predicted, what it predicted once it had learnt
-another task, and its cards. What is there is never made again: a change of the state's form comes
-with a migration, and with states of the new version beside the old ones.
+for each of `KINDS`. `EXACT` has states of a form between two versions. Beside a state is what it
+predicted, what it predicted once it had learnt another task, and its cards. What is there is never
+made again: a change of the state's form comes with a migration, and with states of the new version
+beside the old ones.
 """
 
 import json
