@@ -264,6 +264,37 @@ def test_every_text_can_be_read(opened, request, runs, width):
     assert tab.evaluate("document.scrollingElement.scrollWidth") <= width
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_table_of_all_figures_fits_the_window(opened, tmp_path, width):
+    runs = [RunRecord.load(path) for path in sorted(RESULTS.glob("*-seed*"))]
+    tab = opened(written(tmp_path, runs), viewport={"width": width, "height": 800})
+    tab.locator("details.all > summary").click()
+    columns = tab.locator("#comparison-1 thead th").all_inner_texts()
+    assert {"incremental", "difference", "capacity", "seeds"} <= set(columns) or width < 1200
+    assert tab.locator("body").evaluate(UNREADABLE) == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("count", [10, 20])
+def test_long_names_of_tasks_leave_room_for_numbers(opened, tmp_path, count, width):
+    tasks = [f"household electrical devices {task}" for task in range(count)]
+    runs = [
+        record.model_copy(
+            update={
+                "tasks": tasks,
+                "accuracy_matrix": [[100.0] * (task + 1) for task in range(count)],
+            }
+        )
+        for record in records("gpm", "ewc")
+    ]
+    tab = opened(written(tmp_path, runs), viewport={"width": width, "height": 800})
+    assert tab.locator("figure[data-kind=matrix]").evaluate(UNREADABLE) == []
+    narrow = tab.locator(".heat td[data-tip]").evaluate_all(
+        "all => all.filter((one) => one.scrollWidth > one.clientWidth + 1).length"
+    )
+    assert narrow == 0
+
+
 @pytest.mark.parametrize(
     ("style", "kind"),
     [
@@ -321,7 +352,7 @@ def test_on_a_phone_a_row_has_name_accuracy_and_transfer_and_folds_the_rest(open
     assert not rest.get_by_text("memory").is_visible()
     rest.locator("summary").click()
     assert rest.get_by_text("memory").is_visible()
-    assert rest.get_by_text("fast, 12 epochs, all images").is_visible()
+    assert rest.get_by_text("fast, 12 epochs, all data").is_visible()
 
 
 @pytest.mark.parametrize("width", WIDTHS)

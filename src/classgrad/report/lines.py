@@ -7,15 +7,15 @@ from typing import Any
 from classgrad.runs.plain import first_identity
 from classgrad.runs.record import RunRecord
 
-ALL = "all images"
+ALL = "all data"
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a run trains on each task, and on how many images."""
+    """How long a run trains on each task, and on how much data."""
 
     epochs: int | None = None
-    images: str = ""  # "all images", "200 images per class"; empty if its stream has no such option
+    data: str = ""  # "all data", "200 per class"; empty if its stream has no such option
     stops_early: bool = False  # `epochs` is the most it can be
 
     @classmethod
@@ -23,14 +23,14 @@ class Budget:
         """Return the budget of a plan or a record, from its settings.
 
         >>> Budget.of({"training": {"epochs": 3}, "benchmark_options": {"train_per_class": 9}}).text
-        '3 epochs, 9 images per class'
+        '3 epochs, 9 per class'
         """
         training, options = values["training"], values["benchmark_options"]
         epochs, count = training.get("epochs"), options.get("train_per_class")
-        images = ALL if "train_per_class" in options else ""
+        data = ALL if "train_per_class" in options else ""
         return cls(
             epochs=epochs if isinstance(epochs, int) else None,
-            images=images if count is None else f"{count} images per class",
+            data=data if count is None else f"{count} per class",
             stops_early=training.get("schedule") == "plateau",
         )
 
@@ -44,20 +44,20 @@ class Budget:
 
     @property
     def text(self) -> str:
-        """Epochs and images."""
-        return ", ".join(part for part in (self.length, self.images) if part)
+        """Epochs and data."""
+        return ", ".join(part for part in (self.length, self.data) if part)
 
     def less_than(self, paper: "Budget") -> str:
         """Say how it differs from a paper's, such as "12 of up to 200 epochs"; "" if it does not.
 
-        >>> Budget(12, "9 images per class").less_than(Budget(200, "all images", True))
-        '12 of up to 200 epochs, fewer images'
+        >>> Budget(12, "9 per class").less_than(Budget(200, "all data", True))
+        '12 of up to 200 epochs, less data'
         """
         parts = []
         if (self.epochs, self.stops_early) != (paper.epochs, paper.stops_early):
             parts.append(f"{self.epochs} of {paper.length}")
-        if self.images != paper.images:
-            parts.append("fewer images" if paper.images == ALL else "other images")
+        if self.data != paper.data:
+            parts.append("less data" if paper.data == ALL else "other data")
         return ", ".join(parts)
 
 

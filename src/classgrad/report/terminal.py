@@ -179,11 +179,9 @@ def _common_budget(records: Sequence[RunRecord]) -> list[str]:
     """Return recipe and budget of some runs, as far as all have the same."""
     recipes = {record.recipe for record in records}
     budgets = [Budget.of(record.settings()) for record in records]
-    lengths, images = ({getattr(b, n) for b in budgets} for n in ("length", "images"))
+    lengths, data = ({getattr(b, n) for b in budgets} for n in ("length", "data"))
     parts = [f"recipe {next(iter(recipes))}"] if len(recipes) == 1 else []
-    return parts + [
-        text for texts in (lengths, images) if len(texts) == 1 for text in texts if text
-    ]
+    return parts + [text for texts in (lengths, data) if len(texts) == 1 for text in texts if text]
 
 
 def _folded(heading: str) -> str:

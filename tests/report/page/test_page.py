@@ -259,7 +259,7 @@ def test_with_the_papers_budget_a_figure_that_is_missed_stands_out():
         (row,) = parsed(page([run], published=experiment_lines([run]))).all("tr")[1:2]
         small = {one.text: one["class"] for one in row.all("small")}
         assert small[text] == kind
-        assert "epochs" not in " ".join(small).replace("up to 200 epochs, all images", "")
+        assert "epochs" not in " ".join(small).replace("up to 200 epochs, all data", "")
 
 
 def test_a_run_that_did_not_end_is_not_compared_with_the_paper():
@@ -465,7 +465,7 @@ def test_of_many_rows_the_best_of_each_method_are_at_once_and_all_fold_out():
     best = [line[0] for line in root.one("table", id="best-1").rows()[1:]]
     assert best == ["multitask", "m0 rate=1", *(f"m{n}" for n in range(1, 8))]
     fold = root.one("details", class_="all")
-    assert "All figures of all 13 lines" in fold.text
+    assert "All figures of 13 lines" in fold.text
     assert len(fold.one("table", id="comparison-1").rows()) == 14
     few = parsed(page(named[:10]))
     assert len(few.one("table", id="best-1").rows()) == 11

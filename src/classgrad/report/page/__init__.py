@@ -51,7 +51,7 @@ def page_of(
 ) -> str:
     """Return the self-contained page of some sections."""
     names = dict.fromkeys(stream_name(section.rows[0].runs[0]) for section in compared)
-    on = ", ".join(names) if len(names) < 3 else counted(len(names), "benchmark")
+    on = " and ".join(names) if len(names) < 3 else counted(len(names), "benchmark")
     title = title or f"Continual learning on {on}"
     rows = [row for section in compared for row in section.rows]
     methods = counted(len({row.runs[0].method_name for row in rows}), "method")

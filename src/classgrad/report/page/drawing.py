@@ -73,7 +73,9 @@ def layout(figure: Figure) -> str:
         return "one" if figure.wide else "usual"
     if isinstance(figure, Heat):
         count = max(len(panel.cells) for panel in figure.panels)
-        return "narrow" if count <= 6 else "third" if count <= 12 else "half"
+        if count <= 6:
+            return "narrow"
+        return "third" if count <= 12 and _name_width(figure.tasks) != "long" else "half"
     return "wide" if isinstance(figure, Bars) else "strips"
 
 
@@ -267,12 +269,9 @@ def heat(figure: Heat, panel: HeatPanel) -> Markup:
                 cells.append(element("td", ""))
                 continue
             level = figure.level(mark.value)
-            text_class = depth(shade(level / (LEVELS - 1)))
-            cells.append(
-                element(
-                    "td", f"{mark.value:.0f}", class_=f"h{level} on-{text_class}", data_tip=mark.tip
-                )
-            )
+            figures, text_class = f"{mark.value:.0f}", depth(shade(level / (LEVELS - 1)))
+            kind = f"h{level} on-{text_class}{' long' if len(figures) > 2 else ''}"
+            cells.append(element("td", figures, class_=kind, data_tip=mark.tip))
         cells += [element("td", "")] * (count - len(line))
         rows.append(element("tr", *cells))
     known = [mark.value for line in panel.cells for mark in line if mark]
