@@ -55,6 +55,11 @@ class ClassInputs:
         """Return the mean input at a site, of length one or zero (Eq. prototype)."""
         return nn.functional.normalize(self.mean(site), dim=0)
 
+    def note_held(self, site: str, share: float) -> None:
+        """Note the share of the energy that is held at a site, if there is any energy."""
+        if self.representations[site].energy() > 0:
+            self.held[site] = share
+
 
 @dataclass
 class Collected:

@@ -626,7 +626,9 @@ def updates_follow_gradients(optimizer: torch.optim.Optimizer) -> bool:
     False
     """
     decays = any(group.get("weight_decay") for group in optimizer.param_groups)
-    return type(optimizer) is torch.optim.SGD and not decays
+    kind = type(optimizer)
+    # A subclass may do anything else in its step, unless it says that it does not.
+    return (kind is torch.optim.SGD or vars(kind).get("is_plain_sgd") is True) and not decays
 
 
 class TrustedOptimizers:

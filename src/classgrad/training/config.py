@@ -9,6 +9,7 @@ from torch import nn
 from classgrad.data.augment import AugmentName
 from classgrad.settings import Migration, Settings
 from classgrad.training.schedules import Constant, Cosine, Plateau, Schedule
+from classgrad.training.sgd import SGD
 
 
 class Training(Settings):
@@ -94,7 +95,7 @@ class Training(Settings):
         if self.optimizer == "adamw":
             return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
         nesterov = self.nesterov and self.momentum > 0
-        return torch.optim.SGD(
+        return SGD(
             parameters,
             lr=rate,
             momentum=self.momentum,

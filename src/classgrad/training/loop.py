@@ -167,6 +167,7 @@ class Loop:
                 self.epoch = self.training.epochs  # for a state saved from here on
         if checkpoints:
             checkpoints.after_training(state)
+        self.optimizer.zero_grad()  # as large as the weights, and not needed any more
         if self.best is not None:
             self.net.load_state_dict(self.best)
         else:

@@ -222,7 +222,7 @@ class Projected(Method, ABC):
             Held(name, self._learnt, None if collected.pooled else label, promised[name], share)
             for name in self._subspaces
             for label, c in collected.classes.items()
-            if (share := c.held.get(name)) is not None and c.representations[name].energy() > 0
+            if (share := c.held.get(name)) is not None
         ]
 
     @property

@@ -174,8 +174,7 @@ class CGP(Budgeted):
 
     def copies(self, step: Step) -> Tensor:
         """Return an altered copy of every image."""
-        images, generator, shard = step.images, step.generator, step.shard
-        among = None if shard.is_whole else (shard.start, shard.whole)
+        images, generator, among = step.images, step.generator, step.shard.among
         if self.copy_crop:
             images = crop(images, generator=generator, among=among)
         if self.copy_flip:
@@ -212,24 +211,31 @@ class CGP(Budgeted):
     def grow(self, gather: Callable[..., Collected]) -> Collected:
         """Add directions of every class of the task to every layer, in the order of classes."""
         collected = gather(correct_only=self.correct_only)
-        for name, subspace in self._subspaces.items():
+        for name in self._subspaces:
             seen = [c for c in collected.classes.values() if name in c.representations]
-            classes = [ClassInput(self._prototype(c, name), c.representations[name]) for c in seen]
-            if classes:
-                refining = Refining(
-                    subspace,
-                    self._groups.setdefault(name, Groups(self.centred)),
-                    self.refining(),
-                    partial(self.share_to_hold, name),
-                    self.similarity,
-                    fewer=self.gpm_compat,
-                    of_residual=self.k_rank2_as_printed,
-                    dtype=self.stored_type(name),
-                )
-                self._subspaces[name] = refining.learn(classes, first_task=self._learnt == 0)
-                for c, share in zip(seen, refining.held, strict=True):
-                    c.held[name] = share
+            if seen:
+                self._learn_layer(name, seen)
+            if self.max_basis_mb is None:  # a budget will need the representations once more
+                for c in seen:
+                    del c.representations[name]
         return collected
+
+    def _learn_layer(self, name: str, seen: list[ClassInputs]) -> None:
+        """Add directions of these classes to a layer, in their order."""
+        refining = Refining(
+            self._subspaces[name],
+            self._groups.setdefault(name, Groups(self.centred)),
+            self.refining(),
+            partial(self.share_to_hold, name),
+            self.similarity,
+            fewer=self.gpm_compat,
+            of_residual=self.k_rank2_as_printed,
+            dtype=self.stored_type(name),
+        )
+        classes = [ClassInput(self._prototype(c, name), c.representations[name]) for c in seen]
+        self._subspaces[name] = refining.learn(classes, first_task=self._learnt == 0)
+        for c, share in zip(seen, refining.held, strict=True):
+            c.note_held(name, share)
 
     @property
     def removes_directions(self) -> bool:

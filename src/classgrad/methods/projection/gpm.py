@@ -31,5 +31,5 @@ class GPM(Budgeted):
             basis = self._subspaces[name].basis
             chosen = plain(basis, c, self.share_to_hold(name, c))
             added = self.add(name, chosen.new)
-            collected.classes[0].held[name] = chosen.held(len(added))
+            collected.classes[0].note_held(name, chosen.held(len(added)))
         return collected
