@@ -12,6 +12,7 @@ folders of runs, relative to the root of the repository. The other markers are:
 - `<!-- peers -->`: what `make peers` measured
 - `<!-- photos -->`: what `make photos` measured
 - `<!-- trust -->`, `<!-- printed -->`, `<!-- remains -->`: what `make trust` measured
+- `<!-- sentences -->`, `<!-- tuned-sentences -->`: what `make sentences` measured
 - `<!-- masks -->`: how many units HAT's training switches
 - `<!-- studies: FOLDER -->`: what `classgrad tune` tried of one setting, method by method
 - `<!-- experiment: NAME -->`: the results of an experiment beside the paper's figures
@@ -46,7 +47,7 @@ PAPER = re.compile(
 STUDIES = re.compile(r"(<!-- studies: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURES = re.compile(
     r"(<!-- (faults|fuzz|interop|uncounted|guards|speed|saving|memory|peers|photos|masks|free"
-    r"|readings|forecast|trust|printed|remains) -->\n)"
+    r"|readings|forecast|trust|printed|remains|sentences|tuned-sentences) -->\n)"
     r".*?(<!-- end -->)",
     re.DOTALL,
 )
@@ -68,6 +69,8 @@ def filled(page: str) -> str:
             "interop": (interop, "results/interop.json"),
             "uncounted": (uncounted, "results/interop.json"),
             "guards": (guards, "results/guards.json"),
+            "sentences": (sentences, "results/sentences.json"),
+            "tuned-sentences": (tuned_sentences, "results/sentences.json"),
             "speed": (speed, "benchmarks/results.json"),
             "saving": (saving, "benchmarks/results.json"),
             "memory": (memory, "benchmarks/memory.json"),
@@ -346,6 +349,94 @@ def memory(found: dict[str, Any]) -> str:
         reached = "-" if limit is None else "yes" if peak <= limit else "**no**"
         rows.append([name, f"{peak:.0f}", kept, weights, required, reached])
     return markdown_table(rows)
+
+
+def sentences(found: dict[str, Any]) -> str:
+    """Return a table of what a learner makes of sentences, beside the goals."""
+    goals = found["goals"]
+    rows = [["CLINC150 in ten tasks, task unknown", "", "goal", "reached"]]
+
+    def row(
+        what: str, value: float, form: str, bound: float | None = None, below: bool = False
+    ) -> None:
+        goal, reached = "-", "-"
+        if bound is not None:
+            goal = f"{'<=' if below else '>='} {form.format(bound)}"
+            reached = "yes" if (value <= bound if below else value >= bound) else "**no**"
+        rows.append([what, form.format(value), goal, reached])
+
+    for part, title in (("frozen", "frozen"), ("tuned", "last two blocks tuned under CGP")):
+        if part not in found:
+            rows.append([title, "not measured", "-", "-"])
+            continue
+        one = found[part]["figures"]
+        row(f"{title}: accuracy", one["accuracy"], "{:.1f} %", goals[part])
+        if part == "frozen":
+            row("the tasks in reverse: accuracy", one["reversed"], "{:.1f} %", goals[part])
+            row(
+                "most that the order of tasks changes a probability by",
+                one["order changes probabilities by"],
+                "{:.0e}",
+                goals["order"],
+                below=True,
+            )
+            row("nearest class mean instead, by cosine", one["nearest mean"], "{:.1f} %")
+        row(
+            f"{title}: area under the curve, intents against none",
+            one["no intent"] / 100,
+            "{:.3f}",
+            goals["no intent"] / 100,
+        )
+        row(
+            "intents called none of these, with `--unknown 0.05`",
+            one["refused at 0.05"],
+            "{:.1f} %",
+        )
+        row("sentences of no intent called none of these", one["found at 0.05"], "{:.1f} %")
+        minutes = goals["minutes"][part]
+        row(f"{title}: minutes of one core", one["of a core"] / 60, "{:.1f}", minutes, below=True)
+        row(
+            f"the same by the clock, load {found[part]['machine']['load']:.0f}",
+            one["seconds"] / 60,
+            "{:.1f}",
+        )
+        if "milliseconds" in one:
+            took = one["milliseconds"]
+            row(
+                "one sentence, milliseconds of one core",
+                took["median of a core"],
+                "{:.1f}",
+                goals["milliseconds"],
+                below=True,
+            )
+            row("the same by the clock", took["median"], "{:.1f}")
+    return markdown_table(rows)
+
+
+def tuned_sentences(found: dict[str, Any]) -> str:
+    """Return a table of ways to tune the last blocks, task after task."""
+    heads = ["", "settings, learning rate", "no task %", "task known %", "first task, no task %"]
+    heads += ["no intent: area", "features of the first task move", "minutes of one core"]
+    rows = [heads]
+    names = [name for name in found if name not in ("goals", "frozen", "tuned")]
+    for name in names:
+        one = found[name]["figures"]
+        settings = [f"{key} {value:g}" for key, value in one["settings"].items()]
+        rows.append(
+            [
+                name,
+                ", ".join([*settings, f"{one['rate']:g}"]) if one["rate"] else "-",
+                f"{one['test']:.1f}",
+                f"{one['with_task']:.1f}",
+                f"{one['first']:.1f}",
+                f"{one['no_intent'] / 100:.3f}",
+                f"{one['moved']:.1f} %",
+                f"{one['of_a_core'] / 60:.1f}",
+            ]
+        )
+    planned = ["frozen blocks", "no guard", "EWC", "PEFT's OSF", "PEFT's LoRA", "guard, CGP"]
+    planned += ["guard, GPM", "all tasks at once"]
+    return markdown_table(rows) + not_run([name for name in planned if name not in names])
 
 
 def photos(found: dict[str, Any]) -> str:

@@ -38,6 +38,7 @@ ONLY_PARSED = {
     "starts several processes": r"^torchrun ",
     "needs a dataset that is downloaded": r"(run|tune|--benchmark) (split-)?(cifar100|five-|clinc)"
     r"|reproduce (?!my-table)|data (fetch|check)",
+    "needs weights installed apart, which tests/cli/test_sentences.py replaces": r" assistant",
     "needs a cluster or a bucket": r"--ray |s3://",
     "needs another device": r"--device cuda",
     "serves a page until it is stopped": r"^classgrad watch ",

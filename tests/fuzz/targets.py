@@ -1,6 +1,17 @@
 """The table of all files that are read: to add one, add its `Target` to one of these modules."""
 
-from fuzz import archives, checkpoints, datasets, guards, kept, learners, pictures, texts, weights
+from fuzz import (
+    archives,
+    checkpoints,
+    datasets,
+    guards,
+    kept,
+    learners,
+    pictures,
+    sentences,
+    texts,
+    weights,
+)
 from fuzz.target import Target
 
 TARGETS: dict[str, Target] = {
@@ -14,6 +25,7 @@ TARGETS: dict[str, Target] = {
         datasets,
         archives,
         pictures,
+        sentences,
         weights,
     )
     for target in module.TARGETS
