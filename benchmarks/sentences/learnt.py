@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.sentences.data import Domain, area, texts
 from classgrad import Learner
+from classgrad.data.sentences import as_bytes
 from classgrad.prediction.statistics import unit
 
 SINGLE, WARM = 300, 20  # sentences that are predicted one at a time; those before are not counted
@@ -78,9 +79,8 @@ def nearest_mean(learner: Learner, tasks: list[Domain]) -> float:
     right = []
     for task, learnt in zip(tasks, learner.tasks, strict=True):
         with torch.no_grad():
-            x = torch.cat(
-                [learner.net.embed(learner.inputs(part), 0) for part in task.test.images.split(64)]
-            )
+            rows = as_bytes(texts(task.test), learner.size).split(64)
+            x = torch.cat([learner.net.embed(learner.inputs(part), 0) for part in rows])
         numbers = torch.tensor([learnt.numbers[learnt.class_names.index(n)] for n in task.intents])
         right.append((unit(x) @ means.T).argmax(1) == numbers[task.test.labels])
     return 100 * float(torch.cat(right).double().mean())
