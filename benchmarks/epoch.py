@@ -7,7 +7,6 @@ from functools import wraps
 from typing import Any
 from unittest import mock
 
-import torch
 from torch import Tensor
 
 from benchmarks.learner import Learner
@@ -15,12 +14,13 @@ from benchmarks.rows import Bound, Quantity, Row
 from benchmarks.timing import Bench, timed
 from classgrad.methods.projection import cgp
 from classgrad.training.loop import fit
+from classgrad.training.sgd import SGD
 
 PARTS: list[tuple[str, Any, str]] = [
     ("forward", cgp.CGP, "loss"),
     ("augmentation", cgp, "augmix"),
     ("backward", Tensor, "backward"),
-    ("optimiser", torch.optim.SGD, "step"),
+    ("optimiser", SGD, "step"),
     ("projection", cgp.CGP, "adjust_gradients"),
     ("projection", cgp.CGP, "after_step"),
 ]
