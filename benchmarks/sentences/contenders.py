@@ -95,11 +95,12 @@ class EWC(FineTuning):
 
     def penalty(self, net: nn.Module) -> Tensor | float:
         """Return λ/2 Σ F (w - w*)²."""
+        strength: float = self.given["strength"]
         total: Tensor | float = 0.0
         for name, weight in weights(net).items():
             if name in self.anchor:
                 total = total + (self.importance[name] * (weight - self.anchor[name]) ** 2).sum()
-        return self.given["strength"] / 2 * total
+        return strength / 2 * total
 
     def end_task(self, model: Top, numbers: Tensor, labels: Tensor, task: int) -> None:
         """Add the importance of weights for a task."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from benchmarks.sentences.data import Domain, area, texts
-from classgrad import Learner
+from classgrad import Learner, Prediction
 from classgrad.data.sentences import as_bytes
 from classgrad.prediction.statistics import unit
 
@@ -36,13 +36,14 @@ def learn(tasks: list[Domain], **options: Any) -> tuple[Learner, dict[str, Any]]
 
 def judge(learner: Learner, tasks: list[Domain], strange: list[str]) -> dict[str, Any]:
     """Return how test sentences are told apart, with no task given, and those of no intent."""
-    known, answers, wanted = [], [], []
+    known: list[float] = []
+    answers, wanted = [], []
     for task in tasks:
         for prediction in learner.predict(texts(task.test), batch_size=64):
             answers.append((prediction.task, prediction.name))
-            known.append(prediction.p_value)
+            known.append(p_value(prediction))
         wanted += [(task.name, task.intents[label]) for label in task.test.labels.tolist()]
-    others = [one.p_value for one in learner.predict(strange, batch_size=64)]
+    others = [p_value(one) for one in learner.predict(strange, batch_size=64)]
     right = [one == two for one, two in zip(answers, wanted, strict=True)]
     refused = sum(p <= 0.05 for p in known) / len(known)
     found = sum(p <= 0.05 for p in others) / len(others)
@@ -53,6 +54,12 @@ def judge(learner: Learner, tasks: list[Domain], strange: list[str]) -> dict[str
         "refused at 0.05": 100 * refused,
         "found at 0.05": 100 * found,
     }
+
+
+def p_value(prediction: Prediction) -> float:
+    """Return the p-value of a prediction by statistics, which always has one."""
+    assert prediction.p_value is not None
+    return prediction.p_value
 
 
 def probabilities(learner: Learner, sentences: list[str]) -> dict[tuple[str, str], torch.Tensor]:

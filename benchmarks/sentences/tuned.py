@@ -52,8 +52,7 @@ def read(cache: Cache, tasks: list[Domain], strange: dict[str, Tensor]) -> Sente
     for task, count in zip(tasks, found.counts, strict=True):
         for part in ("train", "valid", "test"):
             split: Split = getattr(task, part)
-            rows = Numbered(cache.add(split), split.labels + first)
-            getattr(found, part).append(rows)
+            getattr(found, part).append(Numbered(cache.add(split), split.labels + first))
         first += count
     for part, rows in strange.items():
         found.strange[part] = cache.add(Split(rows, torch.zeros(len(rows), dtype=torch.int64)))
