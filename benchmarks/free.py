@@ -79,6 +79,7 @@ def study(
         for label, values in MORE.items()
     ]
     for line in [*experiment.lines, *more]:
+        line.values["class_order"] = "natural"  # that of `stream`, and of released code
         with console.status(line.label):
             method = protected(Run(line.plan(experiment.benchmark, "fast", seed), stream), weights)
         measured = layers(method, energies)

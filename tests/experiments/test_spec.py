@@ -32,6 +32,17 @@ def small(tmp_path):
     return experiments.load(str(file))
 
 
+def test_values_of_the_experiment_are_those_of_lines_that_have_no_others(tmp_path):
+    file = tmp_path / "small.toml"
+    start, *lines = SMALL.split("[[lines]]")
+    text = "[[lines]]".join([start + "values = { epochs = 7, batch_size = 8 }\n", *lines])
+    file.write_text(text, encoding="utf-8")
+    plans = experiments.load(str(file)).plans("paper", [1])
+    trained = {label: plan.training for label, [plan] in plans.items()}
+    assert (trained["plain"].epochs, trained["plain"].batch_size) == (3, 8)
+    assert (trained["gpm"].epochs, trained["gpm"].batch_size) == (7, 8)
+
+
 @pytest.mark.parametrize("recipe", ["fast", "paper"])
 @pytest.mark.parametrize("experiment", ALL, ids=lambda experiment: experiment.name)
 def test_every_line_is_a_run_that_differs_from_the_others(experiment, recipe):

@@ -58,7 +58,10 @@ class Line(BaseModel):
 
 
 class Experiment(BaseModel):
-    """A table or figure: its lines, and the tolerance within which a figure counts as repeated."""
+    """A table or figure: its lines, and the tolerance within which a figure counts as repeated.
+
+    `values` are those of every line that has no others.
+    """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -68,7 +71,14 @@ class Experiment(BaseModel):
     benchmark: str
     tolerance: float = Field(gt=0)  # points of accuracy, and of transfer; see `runs.intervals`
     note: str = ""
+    values: dict[str, Any] = Field(default_factory=dict)
     lines: list[Line] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _lines_have_values(self) -> "Experiment":
+        for line in self.lines:
+            line.values = {**self.values, **line.values}
+        return self
 
     @model_validator(mode="after")
     def _labels_differ(self) -> "Experiment":
