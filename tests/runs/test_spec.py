@@ -59,6 +59,8 @@ def test_every_recipe_resolves_for_every_method_and_benchmark():
         ({"values": {"lambda": -0.1}}, "lambda must be greater than or equal to 0"),
         ({"values": {"mu": 0}}, "mu must be greater than 0"),
         ({"values": {"epochs": 0}}, "epochs must be greater than or equal to 1"),
+        ({"method": CGP}, "the class CGP is not a method: give CGP()"),
+        ({"method": 3}, "3 is not a method: give an object such as CGP()"),
         ({"seed": -1}, "seed must be a whole number"),
         ({"seed": 1.5}, "seed must be a whole number"),
     ],

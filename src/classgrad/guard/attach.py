@@ -29,7 +29,7 @@ from classgrad.guard.saved import (
     task_from_state,
     write_file,
 )
-from classgrad.methods.base import Held, LayerRank
+from classgrad.methods.base import Held, LayerRank, checked_method
 from classgrad.methods.projection.base import Projected
 from classgrad.methods.projection.forecast import Capacity, forecast
 from classgrad.methods.saved_state import restore_method
@@ -651,7 +651,7 @@ def load(model: nn.Module, path: Path) -> Guard:
 
 def projection_method(method: object) -> Projected:
     """Return a method that can protect a model in a user's own loop; refuse any other."""
-    name = type(method).__name__
+    name = type(checked_method(method)).__name__
     if not isinstance(method, Projected):
         raise UserError(f"{name} is not a projection method: attach takes CGP, GPM or SGP")
     if not method.attachable:

@@ -43,7 +43,7 @@ from classgrad.learner.kinds import NETWORK, kind_of
 from classgrad.learner.learnt import LearntTask, composed, forecast_of, numbered_classes
 from classgrad.learner.movement import Drift, Movement, Recorded, drifts_in
 from classgrad.learner.usage import Usage, changes, reads
-from classgrad.methods.base import Method, nbytes
+from classgrad.methods.base import Method, checked_method, nbytes
 from classgrad.methods.projection.base import Projected
 from classgrad.methods.projection.cgp import CGP
 from classgrad.methods.projection.forecast import Capacity, LayerForecast
@@ -1426,7 +1426,7 @@ class Learner:
 def as_method(method: Method | str, settings: Mapping[str, Any]) -> Method:
     """Return a new method with the settings of one, or the one of a name, with these if it can."""
     if not isinstance(method, str):
-        return method.replace()
+        return checked_method(method).replace()
     kind = methods.kind(method)
     return kind(**{name: value for name, value in settings.items() if kind.accepts(name)})
 

@@ -16,6 +16,7 @@ from classgrad.checkpoints.files import parse_json
 from classgrad.core.projector import Projector
 from classgrad.devices import to_device
 from classgrad.distributed import World, world
+from classgrad.errors import UserError
 from classgrad.networks.network import Network
 from classgrad.networks.shard import Shard
 from classgrad.settings import Settings
@@ -226,6 +227,15 @@ class Method(Settings):
         state = broadcast_state(world(), self.state_dict)
         if not world().is_main_process:
             self.restore(state, net)
+
+
+def checked_method(method: object) -> Method:
+    """Return a method that was given as an object; refuse anything else, such as a class."""
+    if isinstance(method, Method):
+        return method
+    given = f"the class {method.__name__}" if isinstance(method, type) else repr(method)
+    instead = f"{method.__name__}()" if isinstance(method, type) else "an object such as CGP()"
+    raise UserError(f"{given} is not a method: give {instead}")
 
 
 def broadcast_state(together: World, get: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from classgrad import benchmarks, defaults, methods, networks
 from classgrad.benchmarks.folder import FolderOptions
 from classgrad.errors import UserError, unknown
 from classgrad.methods import own
-from classgrad.methods.base import Method
+from classgrad.methods.base import Method, checked_method
 from classgrad.networks.network import preserved_rng
 from classgrad.networks.trunk import HeadSettings, WeightSettings
 from classgrad.networks.weights import with_digest
@@ -213,7 +213,7 @@ def make_plan(
         user_options = None
     else:
         title, stream_options, user_options = benchmark.name, NoOptions, benchmark.options
-    kind = own.find(method) if isinstance(method, str) else type(method)
+    kind = own.find(method) if isinstance(method, str) else type(checked_method(method))
     loaded_recipe = recipes.load(recipe)
     recipe_network = loaded_recipe.network_for(title)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
