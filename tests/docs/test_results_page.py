@@ -99,3 +99,25 @@ def test_directions_after_ten_tasks_are_of_the_records():
     assert closed == ["conv2", "conv3"]
     behind = reading("pooled").average_accuracy - text.average_accuracy
     assert f"ends {behind:.1f} points below `pooled`" in words
+
+
+def test_what_less_protection_gains_otherwise_is_of_the_records():
+    words = " ".join(PAGE.split())
+    gains = [
+        trial(f"energy/split-cifar100-{name}", energy=0.95).average_accuracy
+        - trial(f"energy/split-cifar100-{name}", energy=0.97).average_accuracy
+        for name in ("cgp", "gpm")
+    ]
+    assert trial("energy/split-cifar100-cgp", energy=0.95).method["reading"] == "released"
+    assert (
+        f"ε = 0.95 instead of 0.97 gains {gains[0]:.1f} points on `released` and {gains[1]:.1f} "
+        "on GPM" in words
+    )
+    shares = [
+        (other.average_accuracy - pooled.average_accuracy)
+        / (gpm.average_accuracy - pooled.average_accuracy)
+        for pooled, other, gpm in expected()
+    ]
+    assert "the readings make up a fifth to two fifths of what CGP lacks" in words
+    assert shares[:2] == pytest.approx([1 / 5, 2 / 5], abs=0.02)
+    assert min(shares[2:]) > 0.8  # "nearly all of it"
