@@ -255,6 +255,42 @@ def test_what_each_reading_promises_is_held(seed: int, reading: str) -> None:
             assert held(np.concatenate(members, axis=1), basis) >= case.threshold(0) - 1e-9
 
 
+@pytest.mark.parametrize("reading", ["algorithm", "text"])
+def test_what_a_reading_does_not_promise_can_be_missing(reading: str) -> None:
+    """Of classes like an earlier one, and with `text` also of others of the first task."""
+    worst = 0.0
+    for seed in range(40):
+        case = random_case(seed)
+        guard = learnt(cgp(case, reading=reading), case.tasks)
+        basis, group_of = basis_of(guard), guard.method.state_dict()["groups"]["0"]["group_of"]
+        classes = [(task, c) for task, part in enumerate(case.tasks) for c in part]
+        for number, (task, c) in enumerate(classes):
+            opens = group_of.index(group_of[number]) == number
+            if opens == (reading == "text") and (task == 0 or reading == "algorithm"):
+                worst = min(worst, held(c, basis) - case.threshold(task))
+    assert worst < -0.01
+
+
+def test_released_leaves_a_part_along_all_groups_but_the_last() -> None:
+    """A class that opens a group lacks what the last group has, and may share the ones before."""
+    along = np.eye(4)
+    tasks = [[np.outer(along[0], [1, 2]), np.outer(along[1], [1, 2])]]
+    tasks.append([np.outer(along[0] + along[2], [1, 2])])
+    step = {}
+    for projection in ("in_turn", "once"):
+        method = CGP(reading="released", projection=projection, eta=0.9, correct_only=False)
+        guard = learnt(method, tasks)
+        layer = guard.model[0].double()
+        before = layer.weight.detach().clone()
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+        with guard.step(optimizer):
+            layer.weight.grad = torch.from_numpy(along[[2]]).expand_as(before).clone()
+            optimizer.step()
+        step[projection] = (before - layer.weight.detach()).numpy()[0]
+    assert step["in_turn"] == pytest.approx([-0.5, 0, 0.5, 0], abs=1e-9)
+    assert step["once"] == pytest.approx([0, 0, 0, 0], abs=1e-9)
+
+
 @settings(deadline=None, max_examples=25)
 @given(seed=seeds)
 def test_similarity_one_is_plain_cgp_in_every_reading_that_counts_against_all(seed: int) -> None:
