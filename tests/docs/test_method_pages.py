@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,7 @@ def trials(study: str, **values: object) -> list[RunRecord]:
         for point in part["points"]:
             for folder in point["folders"].values():
                 record = RunRecord.load((TUNING / study).parent / folder)
-                settings = {**record.method, **record.training}
+                settings = {**record.method, **record.training, **record.network_options}
                 if all(settings[name] == value for name, value in values.items()):
                     found[folder] = record
     return list(found.values())
@@ -153,3 +154,107 @@ def test_the_capacity_of_apd_and_the_memory_of_cgp_are_of_the_records():
     now = {name: (size - prototypes) / 2 + prototypes for name, size in kept.items()}
     half = "{algorithm:.0f}, {pooled:.0f} and {released:.0f} MB".format(**now)
     assert f"the same bases and prototypes are {half}." in words
+
+
+STUDIED = [
+    ("er", "baselines/permuted-digits-er", {"bn_samples": 32}, "{acc} % with 32"),
+    ("er", "baselines/permuted-digits-er", {"bn_samples": 8}, "{acc} % with 8"),
+    ("den", "baselines/permuted-digits-den", {"shrink": "step"}, "{acc} % with `shrink=step`"),
+    ("den", "baselines/permuted-digits-den", {"shrink": "rate"}, "{acc} % with `shrink=rate`"),
+    (
+        "lwf",
+        "baselines/permuted-digits-lwf",
+        {"targets": "step"},
+        "`targets=step` forgets {lost} points and ends at {acc} %",
+    ),
+    (
+        "lwf",
+        "baselines/permuted-digits-lwf",
+        {"targets": "task"},
+        "`targets=task` forgets {lost} and ends at {acc} %",
+    ),
+    ("owm", "norms/split-cifar100-owm", {"affine": "task"}, "`affine=task` ends at {acc} %"),
+    ("owm", "norms/split-cifar100-owm", {"affine": "first"}, "after the first task, at {acc} %"),
+    ("hat", "strengths/split-cifar100-hat", {"steepness": 25}, "by a point, {acc} ± {sd} against"),
+    ("hat", "strengths/split-cifar100-hat", {"steepness": 400}, "against {acc} ± {sd}, with"),
+    ("hat", "strengths/split-cifar100-hat", {"steepness": 50}, "with {acc} ± {sd} at 50"),
+]
+
+
+def by_seed(records: list[RunRecord]) -> list[RunRecord]:
+    """Return the newest of the runs of each seed: a study is repeated with more points."""
+    return [
+        next(r for r in records if r.seed == seed) for seed in sorted({r.seed for r in records})
+    ]
+
+
+@pytest.mark.parametrize(("name", "study", "values", "text"), STUDIED)
+def test_what_settings_are_worth_is_of_the_records(name, study, values, text):
+    found = by_seed(trials(study, **values))
+    assert [record.seed for record in found] == ([101] if name == "owm" else [101, 102, 103])
+    reached = [record.average_accuracy for record in found]
+    lost = [-record.backward_transfer for record in found]
+    shown = text.format(
+        acc=f"{sum(reached) / len(found):.1f}",
+        lost=f"{sum(lost) / len(found):.1f}",
+        sd=f"{statistics.stdev(reached):.1f}" if len(found) > 1 else "",
+    )
+    assert shown in " ".join(page(name).split())
+
+
+def test_what_one_setting_after_another_reaches_is_of_the_records():
+    def reached(study, setting, values):
+        figures = [f"{trials(study, **{setting: v})[0].average_accuracy:.1f}" for v in values]
+        return f"reach {', '.join(figures[:-1])} and {figures[-1]} %"
+
+    rates = reached("masks/split-cifar100-hat", "embedding_rate", (20, 60, 200, 600))
+    assert f"20, 60, 200 and 600 {rates}" in " ".join(page("hat").split())
+    words = " ".join(page("cgp").split())
+    energies = (0.95, 0.97, 0.99)
+    cgp = reached("energy/split-cifar100-cgp", "energy", energies)
+    assert f"0.95, 0.97 and 0.99 {cgp}" in words
+    gpm = reached("energy/split-cifar100-gpm", "energy", energies)
+    assert f"So it is for GPM: {gpm.removeprefix('reach ')}" in words
+
+
+READINGS = ("released", "algorithm", "pooled", "text")
+READ = {
+    "CIFAR-100 | 150, 4, 0.01, 6 steps": ("readings/split-cifar100-cgp", {"warmup": 6}),
+    "CIFAR-100 | 100, 3, 0.02, 60 steps (longer than training)": (
+        "readings/split-cifar100-cgp",
+        {"warmup": 60},
+    ),
+    "permuted digits | recipe `fast`": ("baselines/permuted-digits-cgp", {}),
+}
+
+
+@pytest.mark.parametrize("label", READ)
+def test_what_the_readings_of_cgp_reach_is_of_the_records(label):
+    study, values = READ[label]
+    cells = []
+    for reading in READINGS:
+        found = by_seed(trials(study, reading=reading, **values))
+        reached = [record.average_accuracy for record in found]
+        if len(found) == 3:
+            cells.append(f"{statistics.mean(reached):.1f} ± {statistics.stdev(reached):.1f}")
+        else:
+            cells.append("")
+    assert f"| {label} | {' | '.join(cells)} |".replace("|  |", "| |") in page("cgp")
+
+
+def test_directions_of_centred_groups_after_ten_tasks_are_of_the_records():
+    rows = re.findall(r"^\| (centred, )?η ([\d.]+)(, any samples)? \|(.*)\|$", page("cgp"), re.M)
+    assert len(rows) == 5
+    for centred, eta, any_samples, cells in rows:
+        (record,) = trials(
+            "centred/split-cifar100-cgp",
+            centred=bool(centred),
+            similarity=float(eta),
+            correct_only=not any_samples,
+        )
+        shown = []
+        for layer in record.layers:
+            groups = len(set(layer.groups))
+            shown.append(f"{layer.ranks[-1]}" + (f" ({groups})" if groups > 1 else ""))
+        shown += [f"{record.memory_bytes / 1e6:.1f}", f"{record.average_accuracy:.1f}"]
+        assert [cell.strip() for cell in cells.split("|")] == shown

@@ -1,5 +1,6 @@
 """The figures of the README are those of the records it names."""
 
+import re
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,6 +142,19 @@ def test_runs_on_cifar_were_made_with_the_present_settings():
     for path in (SMOKE / "split-cifar100").glob("*/record.json"):
         name = RunRecord.load(path).method_name
         assert path.parent.name == make_plan("split-cifar100", name, values=values).folder_name()
+
+
+def test_runs_on_superclasses_were_made_with_the_present_settings_or_are_named():
+    from classgrad.runs.spec import make_plan
+
+    values, former = {"train_per_class": 50, "task_free": "end"}, set()
+    for name, record in smoke_runs("cifar100-superclass").items():
+        plan = make_plan("cifar100-superclass", name, values=values)
+        if not plan.has_values(record.settings()):
+            former.add(name)
+    page = " ".join((ROOT / "docs" / "methods" / "README.md").read_text().split())
+    named = re.findall(r"The runs of (\w+) and (\w+) were made before", page)
+    assert former == {name for pair in named for name in pair}
 
 
 def test_every_result_is_a_complete_record():
