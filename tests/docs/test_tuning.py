@@ -13,7 +13,7 @@ pytestmark = pytest.mark.docs
 
 TUNING = Path(__file__).parents[2] / "results" / "tuning"
 # Folders have the short protocol of docs/tune.md: rates in `short`, the others at these rates.
-FOLDERS = (".", "short", "strengths", "readings", "masks", "norms")
+FOLDERS = (".", "short", "strengths", "readings", "masks", "norms", "epochs")
 PLACES = [path for name in FOLDERS for path in (TUNING / name).glob("*.json")]
 STUDIES = {
     str(path.relative_to(TUNING).with_suffix("")): json.loads(path.read_text())
