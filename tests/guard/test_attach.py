@@ -338,7 +338,7 @@ def test_a_layer_unfrozen_after_attaching_is_refused_by_name() -> None:
     model[1].requires_grad_(False)
     guard = attach(model, GPM())
     model[1].requires_grad_(True)
-    with pytest.raises(UserError, match="layer '1' was added, removed, frozen or unfrozen"):
+    with pytest.raises(UserError, match="layer '1' was added, removed, replaced, frozen"):
         guard.end_task([(normal(9, 4), in_turn(9, 3))])
 
 

@@ -16,7 +16,9 @@ from classgrad.errors import UserError
 from classgrad.guard.attach import Guard, attach
 from classgrad.guard.leaks import LeakMonitor
 from classgrad.guard.saved import read_file, write_file
-from classgrad.methods import CGP, GPM
+from classgrad.learner.card import tree_digest
+from classgrad.methods import CGP, GPM, SGP
+from classgrad.methods.projection.base import Projected
 from classgrad.networks import TaskBatchNorm
 from classgrad.networks.adapted import task_norm
 from guard.loops import everything, small, task
@@ -467,3 +469,181 @@ def test_a_refused_state_leaves_norms_as_they_were(norms: str) -> None:
     with pytest.raises(UserError, match="are not those"):
         guard.load_state_dict(second.state_dict())
     assert before.changed() == []
+
+
+def test_what_is_no_optimiser_changes_nothing(norms: str, tmp_path: Path) -> None:
+    saved, model = saved_guard(norms, tmp_path), normed()
+    several: Any = [torch.optim.SGD(model.parameters(), lr=0.1)]
+    for method in (everything(), saved):
+        before = Before(model)
+        with pytest.raises(UserError, match=r"list is no torch\.optim\.Optimizer"):
+            attach(model, method, several, norms=norms, pretrained=True)
+        assert before.changed() == []
+    guard = attach(model, everything())
+    before = BeforeGuarded(guard, several[0])
+    with pytest.raises(UserError, match=r"list is no torch\.optim\.Optimizer"):
+        guard.watch(several)
+    with pytest.raises(UserError, match=r"list is no torch\.optim\.Optimizer"), guard.step(several):
+        pass
+    assert before.changed() == []
+
+
+def test_what_is_no_model_is_refused() -> None:
+    given: Any = normed().parameters()
+    with pytest.raises(UserError, match=r"generator is no torch\.nn\.Module"):
+        attach(given, everything())
+
+
+def freeze(model: nn.Sequential) -> None:
+    model[6].requires_grad_(False)
+
+
+def unfreeze(model: nn.Sequential) -> None:
+    model[8].requires_grad_(True)
+
+
+def add(model: nn.Sequential) -> None:
+    model.append(built(lambda: nn.Linear(6, 6)).float())
+
+
+def replace(model: nn.Sequential) -> None:
+    model[6] = built(lambda: nn.Linear(72, 6)).float()
+
+
+def widen(model: nn.Sequential) -> None:
+    """Make room for more classes in the layer that is there."""
+    layer = model[6]
+    layer.out_features = 8
+    for name in ("weight", "bias"):
+        values = layer.get_parameter(name).detach()
+        setattr(layer, name, nn.Parameter(torch.cat([values, values[:2]])))
+
+
+def take_out(model: nn.Sequential) -> None:
+    model[6] = nn.Identity()
+
+
+CHANGES = [freeze, unfreeze, add, replace, widen, take_out]
+
+
+def with_frozen_layer() -> nn.Sequential:
+    model = normed().extend([nn.ReLU(), built(lambda: nn.Linear(6, 6)).float()])
+    model[8].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_a_layer_that_changed_since_is_refused_and_nothing_else_changes(
+    change: Callable[[nn.Sequential], None], earlier: int, norms: str
+) -> None:
+    model = with_frozen_layer()
+    guard = attach(model, CGP(), torch.optim.SGD(model.parameters(), lr=0.1), norms=norms)
+    for _ in range(earlier):
+        guard.end_task([samples(0)])
+    state = guard.state_dict()
+    change(model)
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = BeforeGuarded(guard, other)
+    for call in (
+        lambda: guard.end_task([samples(1)]),
+        lambda: guard.watch(other),
+        lambda: guard.load_state_dict(state),
+    ):
+        with pytest.raises(UserError, match=r"layer '\d' was added, removed, replaced, frozen"):
+            call()
+        assert before.changed() == []
+    guard.detach()
+    assert not any("forward" in vars(module) for module in model.modules())
+    attach(model, CGP())  # as it is now
+
+
+def test_a_layer_that_is_as_it_was_again_is_not_refused() -> None:
+    model = with_frozen_layer()
+    guard = attach(model, CGP())
+    guard.end_task([samples(0)])
+    ranks = guard.layer_ranks()
+    freeze(model)
+    with pytest.raises(UserError, match="frozen"):
+        guard.end_task([samples(1)])
+    assert guard.layer_ranks() == ranks
+    model[6].requires_grad_(True)
+    guard.end_task([samples(1)])
+    assert guard.layer_ranks() != ranks
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (widen, r"'6' was 6 x 72 when the guard was attached and is 8 x 72 now"),
+        (replace, r"'6\.bias', which is frozen, was changed"),
+        (take_out, r"'6\.bias', which is frozen, was removed from the model"),
+    ],
+)
+def test_the_next_step_of_a_model_whose_layer_changed_is_refused_in_one_line(
+    change: Callable[[nn.Sequential], None], words: str
+) -> None:
+    model = normed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = attach(model, CGP(), optimizer)
+    guard.end_task([samples(0)])
+    change(model)
+    with pytest.raises(UserError, match=words):
+        learn(model, optimizer, 1, 1)
+    assert guard.layer_ranks()
+
+
+METHODS = [
+    CGP(),
+    CGP(reading="released"),
+    CGP(max_basis_mb=0.005),
+    GPM(),
+    GPM(max_basis_mb=0.005),
+    SGP(max_basis_mb=0.005),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("place", [(Projected, "_held"), (LeakMonitor, "protect")])
+def test_the_end_of_a_task_that_is_interrupted_changes_nothing(
+    method: Projected, place: tuple[type, str], norms: str, monkeypatch
+) -> None:
+    model, other = normed(), normed()
+    guard, twin = attach(model, method, norms=norms), attach(other, method, norms=norms)
+    for one in (guard, twin):
+        one.end_task([samples(0)])
+    before = BeforeGuarded(guard)
+    there: list[str] = []
+
+    def interrupt(*_: object) -> None:
+        there.extend(before.changed())
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*place, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            guard.end_task([samples(1)])
+    assert "ranks" in there  # there was something to put back
+    # Hooks of weights with scaled directions are made anew.
+    assert [name for name in before.changed() if not name.startswith("_backward_hooks")] == []
+    for one in (guard, twin):
+        one.end_task([samples(1)])
+    ours, wanted = (tree_digest(one.state_dict()["memory"]) for one in (guard, twin))
+    assert ours == wanted
+
+
+def test_after_a_refused_end_of_a_task_steps_are_those_there_would_have_been() -> None:
+    """To the bit: momentum that has seen projected gradients only is still known as such."""
+    weights = []
+    for refused in (False, True):
+        model = normed()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        guard = attach(model, everything(), optimizer)
+        guard.end_task([samples(0)])
+        learn(model, optimizer, 1, 3)
+        if refused:
+            with pytest.raises(UserError, match="no sample"):
+                guard.end_task([])
+        learn(model, optimizer, 1, 3)
+        weights.append([p.detach().clone() for p in model.parameters()])
+    assert all(map(torch.equal, *weights))

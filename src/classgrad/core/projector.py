@@ -378,6 +378,26 @@ class Projector:
             if parameter not in weights
         ]
 
+    def refuse_changed_layers(self) -> None:
+        """Refuse a model whose trainable layers are no longer those it had at the start."""
+        found = self._find_sites()
+        for name in sorted({**self.sites, **found}):
+            ours, now = self.sites.get(name), found.get(name)
+            if (
+                ours is None
+                or now is None
+                or (now.layer, now.stop, now.dimension)
+                != (
+                    ours.layer,
+                    ours.stop,
+                    ours.dimension,
+                )
+            ):
+                raise UserError(
+                    f"layer '{name}' was added, removed, replaced, frozen or unfrozen after the "
+                    "guard was attached: attach when the model is complete"
+                )
+
     def protect(self, subspaces: Mapping[str, Subspace], frozen: Iterable[str] = ()) -> None:
         """Keep all further steps out of these subspaces, and freeze these parameters."""
         self.set_projections(
@@ -393,13 +413,9 @@ class Projector:
         self, projections: Mapping[str, Projection], frozen: Iterable[str] = ()
     ) -> None:
         """Apply these projections to all further steps, and freeze these parameters."""
+        if projections:
+            self.refuse_changed_layers()
         self.remove()
-        changed = self.sites.keys() ^ self._find_sites().keys()
-        if changed:
-            raise UserError(
-                f"layer '{min(changed)}' was added, removed, frozen or unfrozen after the guard "
-                "was attached: attach when the model is complete"
-            )
         self._trusted_optimizers.forget()
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         self._frozen = [parameters[name] for name in frozen]
@@ -419,6 +435,18 @@ class Projector:
             if isinstance(projection, SoftProjection):
                 hook = partial(projection.complete, site.weight)
                 self._hooks.append(site.weight.register_hook(hook))
+
+    @contextmanager
+    def put_back_on_error(self) -> Iterator[None]:
+        """If the block raises, project as before it, and trust the optimisers that were trusted."""
+        before, trusted = (self._projections, self._frozen), self._trusted_optimizers.copy()
+        try:
+            yield
+        except BaseException:
+            self.remove()
+            (self._projections, self._frozen), self._trusted_optimizers = before, trusted
+            self.install()
+            raise
 
     def remove(self) -> None:
         """Restore the model's layers as they were before `install`."""
@@ -666,6 +694,12 @@ class TrustedOptimizers:
         }
         self._states[optimizer] = optimizer.state
         return True
+
+    def copy(self) -> "TrustedOptimizers":
+        """Return a copy, which forgets on its own."""
+        other = TrustedOptimizers()
+        other._states = dict(self._states)
+        return other
 
     def forget(self) -> None:
         """Trust no optimiser's momentum any more, because the subspaces have changed."""

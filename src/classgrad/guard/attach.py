@@ -98,6 +98,7 @@ class Guard:
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Guard every step of an optimiser from now on; one made later has to be watched, too."""
         optimizer = inner_optimizer(optimizer)
+        self.method.projector.refuse_changed_layers()
         if optimizer not in self._optimizers:
             self._optimizers[optimizer] = self._hooks_of(optimizer)
 
@@ -177,6 +178,7 @@ class Guard:
         """
         if iter(loader) is loader:
             raise UserError("the loader can be iterated only once: give a list or a DataLoader")
+        self.method.projector.refuse_changed_layers()
         self._monitor.look()
         if not self.method.projector.sites:  # every layer is frozen; statistics may not be yet
             self._freeze_norms(self._running_norms())
@@ -191,9 +193,8 @@ class Guard:
                     labels.update(batch[1].unique().tolist())
                 yield batch
 
-        projector = self.method.projector
-        projector.remove()
-        try:
+        with self._put_back_on_error():
+            self.method.projector.remove()
             with called_norms(self._running_norms()) as used:
                 held = self.method.learn(
                     self.model,
@@ -201,17 +202,16 @@ class Guard:
                     batches,
                     chosen,
                 )
-        finally:
-            projector.install()
-        self._freeze_norms(used)
-        noted = self.method.share_memory(
-            {"classes": len(labels), "held": [asdict(each) for each in held]}
-        )
-        ranks = {layer.name: layer.rank for layer in self.method.layer_ranks()}
-        self._history.append(task_from_state({**noted, "ranks": ranks}))
-        self._protect()
-        for norm in self._task_norms().values():
-            norm.add_task()
+            self._freeze_norms(used)
+            noted = self.method.share_memory(
+                {"classes": len(labels), "held": [asdict(each) for each in held]}
+            )
+            ranks = {layer.name: layer.rank for layer in self.method.layer_ranks()}
+            learnt = task_from_state({**noted, "ranks": ranks})
+            self._protect()
+            for norm in self._task_norms().values():
+                norm.add_task()
+            self._history.append(learnt)
 
     def model_forward(self, inputs: Any) -> Any:
         """Call the model with inputs, or with a mapping as keyword arguments."""
@@ -349,6 +349,7 @@ class Guard:
         with raising_bad_checkpoint("the state of the guard"):
             if state["kind"] != KIND:
                 raise UserError("this is the state of a run or a learner, not of a guard")
+            self.method.projector.refuse_changed_layers()
             self._refuse_other_layers(state["layers"])
             norms = self._running_norms()
             missing = [name for name in state["frozen_norms"] if name not in norms]
@@ -358,29 +359,35 @@ class Guard:
             memory = copy.deepcopy(dict(state["memory"]))
             history = history_from_state(state["history"], list(self.method.projector.sites))
             self._monitor.project(looks=False)
-            before = copy.deepcopy(self.method.state_dict())
-            monitored, frozen = dict(vars(self._monitor)), list(self._frozen_norms)
+            with self._put_back_on_error():
+                self._load_task_norms(state["task_norms"], len(history))
+                absent = set(memory["frozen"]) - dict(self.model.named_parameters()).keys()
+                if absent:
+                    name = shown(min(absent))
+                    raise UserError(f"the model has no parameter '{name}', which was frozen")
+                self.method.load_memory(memory)
+                self._freeze_norms({name: norms[name] for name in state["frozen_norms"]})
+                self._protect()
+                self._monitor.refuse_other_weights(state["references"])
+                self._monitor.load_kept(state.get("kept", {}))
+            self._history = history
+
+    @contextmanager
+    def _put_back_on_error(self) -> Iterator[None]:
+        """If the block raises, leave norms, method and what weights are compared with as before."""
+        before = copy.deepcopy(self.method.state_dict())
+        monitored, frozen = dict(vars(self._monitor)), list(self._frozen_norms)
+        with self.method.projector.put_back_on_error():
             try:
                 with norms_put_back_on_error(self.model):
-                    self._load_task_norms(state["task_norms"], len(history))
-                    absent = set(memory["frozen"]) - dict(self.model.named_parameters()).keys()
-                    if absent:
-                        name = shown(min(absent))
-                        raise UserError(f"the model has no parameter '{name}', which was frozen")
-                    self.method.load_memory(memory)
-                    self._freeze_norms({name: norms[name] for name in state["frozen_norms"]})
-                    self._protect()
-                    self._monitor.refuse_other_weights(state["references"])
-                    self._monitor.load_kept(state.get("kept", {}))
+                    yield
             except BaseException:
                 for name in self._frozen_norms.keys() - frozen:
                     self._frozen_norms.pop(name).remove()
                 self.method.load_memory(before)
-                self._protect()
                 # Not with the present weights, or a leak from before would never be noticed.
                 vars(self._monitor).update(monitored)
                 raise
-            self._history = history
 
     def _load_task_norms(self, states: Mapping[str, Mapping[str, Tensor]], ended: int) -> None:
         """Give the norms of each task their statistics, scales and shifts; some tasks have ended.
@@ -472,6 +479,11 @@ def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimiser inside accelerate's: only that one takes steps and has hooks."""
     while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = optimizer.optimizer  # type: ignore[attr-defined]
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(
+            f"{shown(type(optimizer).__name__)} is no torch.optim.Optimizer: give one to attach, "
+            "and each further one to guard.watch"
+        )
     return optimizer
 
 
@@ -605,6 +617,10 @@ def attach(
     CGP's contrastive loss is part of the loss, which you compute yourself here:
     `classgrad.methods.projection.cgp.contrastive`.
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"{shown(type(model).__name__)} is no torch.nn.Module: give the model")
+    if optimizer is not None:
+        inner_optimizer(optimizer)  # refused before anything is put on the model
     if isinstance(method, Path | str):
         guard = load(model, Path(method))
     else:

@@ -79,6 +79,7 @@ class WeightReference:
         probes = torch.stack([probes_of(subspaces[site.name].basis).T for site in sites])
         self.probes = probes.to(first.weight).contiguous().mT
         self.kept: list[Tensor] | None = None  # what of each matrix has to stay
+        self.shape = self.weight.shape
         self.recent: Tensor | None = None  # sampled rows of W P, while it moves in guarded steps
         self._offset = 0  # of the sampled rows
         self.accept()
@@ -203,13 +204,20 @@ class FrozenReference:
 
     def __init__(self, name: str, get: Callable[[], Tensor]) -> None:
         self.label, self._get = name, get
+        self.shape = self.tensor.shape
         self.kept: Tensor | None = None
         self.accept()
 
     @property
     def tensor(self) -> Tensor:
         """The parameter or buffer."""
-        return self._get().detach()
+        try:
+            return self._get().detach()
+        except AttributeError:
+            raise UserError(
+                f"'{self.label}', which is frozen, was removed from the model after the guard was "
+                "attached: attach when the model is complete"
+            ) from None
 
     def _part(self) -> Tensor:
         flat = self.tensor.reshape(-1)
@@ -401,6 +409,14 @@ class LeakMonitor:
             raise UserError(
                 f"the model was moved from {then} to {now} after the guard was attached: save the "
                 "guard before, and attach it again after"
+            )
+        if reference.tensor.shape != reference.shape:
+            before, after = (
+                " x ".join(map(str, s)) for s in (reference.shape, reference.tensor.shape)
+            )
+            raise UserError(
+                f"'{reference.label}' was {before} when the guard was attached and is {after} now: "
+                "attach when the model is complete"
             )
 
     def state_dict(self) -> dict[str, Any]:
