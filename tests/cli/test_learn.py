@@ -370,7 +370,7 @@ def test_a_forgotten_class_is_in_no_state_any_more(call, learnt):
     assert "products of layers' inputs, which drift is told from, stays" in out
     code, out, _ = call("predict", "state", "fish/eel", "--top", "9", "--json")
     assert "eel" not in {one["class"] for line in json.loads(out) for one in line["classes"]}
-    assert "of fish: eel" in call("info", "state")[1]
+    assert "of fish: eel (their directions stay protected)" in call("info", "state")[1]
     states = sorted((learnt / "state" / "checkpoints").iterdir())
     assert len(states) == 1
     for state in states:

@@ -66,7 +66,8 @@ def show_info(console: "Console", learner_info: "Info") -> None:
         )
     for task in learner_info.tasks:
         if task.forgotten:
-            line("forgotten", f"of {task.name}: {', '.join(task.forgotten)}")
+            stay = " (their directions stay protected)" if learner_info.free_rank else ""
+            line("forgotten", f"of {task.name}: {', '.join(task.forgotten)}{stay}")
     for text in drift_lines(learner_info.drift):
         line("drift", text)
     memory = dict(learner_info.bytes)
