@@ -48,7 +48,7 @@ SCENES, SHOTS = 3, 5  # of each of four classes
 TEST_PHOTOS = 50  # of each class
 EXPORTED = 200  # photos
 FORMATS = (".pt2", ".onnx") if find_spec("onnxruntime") and find_spec("onnx") else (".pt2",)
-LARGE = {12: (4000, 3000), 48: (8000, 6000)}  # by megapixels
+LARGE = {12: (4000, 3000), 48: (8000, 6000), 200: (16320, 12250)}  # by megapixels
 REPEATS = 5
 FILES = 100
 

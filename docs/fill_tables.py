@@ -547,7 +547,8 @@ def trust(found: dict[str, Any]) -> str:
 
 def printed(found: dict[str, Any]) -> str:
     """Return a table of printed accuracies beside those on test photos, for each draw."""
-    rows = [["photos", "printed", "interval", "of images", "test photos", "inside the interval"]]
+    heads = ["photos", "printed", "interval", "of images", "test photos", "inside the interval"]
+    rows = [[*heads, "weakest class: printed", "test photos"]]
     for key, what in (("sizes", "500, 500, 5 and 5"), ("scenes", "3 scenes of 5 shots")):
         for draw in found["printed"]["figures"][key]:
             said, accuracy = draw["printed"], draw["accuracy"]
@@ -556,7 +557,11 @@ def printed(found: dict[str, Any]) -> str:
             if said:
                 interval = f"{said['low']:.0f} to {said['high']:.0f}"
                 cells = [f"{said['accuracy']:.1f} %", interval, str(said["samples"])]
-            rows.append([what, *cells, f"{accuracy:.1f} %", inside if said else "-"])
+            recalls, weakest = draw["printed_recalls"], ["-", "-"]
+            if recalls:
+                name = min(recalls, key=recalls.get)
+                weakest = [f"{share[name]:.0f} %" for share in (recalls, draw["recalls"])]
+            rows.append([what, *cells, f"{accuracy:.1f} %", inside if said else "-", *weakest])
     return markdown_table(rows)
 
 
