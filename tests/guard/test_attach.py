@@ -1,7 +1,7 @@
 """Projection in a training loop of one's own."""
 
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import classgrad
 from classgrad.errors import UserError
@@ -247,6 +247,35 @@ def test_a_loader_that_can_be_iterated_only_once_is_refused() -> None:
     with pytest.raises(UserError, match="only once"):
         guard.end_task((normal(4, 30), in_turn(4, 2)) for _ in range(2))
     assert before.changed() == []
+
+
+class Stream(IterableDataset):
+    """Samples that can be read once, whoever asks for them."""
+
+    def __init__(self, data: tuple[Tensor, Tensor]) -> None:
+        self.left = list(zip(*data, strict=True))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while self.left:
+            yield self.left.pop(0)
+
+
+def test_a_stream_that_is_at_its_end_the_second_time_is_refused() -> None:
+    """Without its samples, a class of which none is classified correctly would be left out."""
+    x, y = normal(8, 30), in_turn(8, 2)
+    model = built(perceptron)
+    with torch.no_grad():
+        model[5].bias[5] = 100  # no sample is classified correctly
+    guard = attach(model, CGP())
+    before = BeforeGuarded(guard)
+    rng = torch.Generator()
+    with pytest.raises(UserError, match="the samples of class 0 were not there when"):
+        guard.end_task(DataLoader(Stream((x, y)), batch_size=4, generator=rng))
+    with pytest.raises(UserError, match="int is no loader"):
+        guard.end_task(3)  # type: ignore[arg-type]
+    assert before.changed() == []
+    guard.end_task(DataLoader(TensorDataset(x, y), batch_size=4, generator=rng))
+    assert {held.label for held in guard.held()} == {0, 1}
 
 
 @pytest.mark.parametrize("method", [Finetune(), Multitask()], ids=lambda m: m.name)

@@ -249,6 +249,10 @@ def test_batches_and_outputs_that_are_mappings() -> None:
         ((torch.ones(2, 30), [0, 1]), "it is tuple"),
         ((torch.ones(2, 30), torch.ones(2)), "give one whole number for each"),
         ((torch.full((2, 30), torch.nan), torch.tensor([0, 1])), "not a finite number"),
+        (
+            (torch.ones(0, 30), torch.ones(0, dtype=torch.int64)),
+            "batch of the loader has no sample",
+        ),
     ],
 )
 @pytest.mark.parametrize("earlier", [0, 1])
@@ -647,3 +651,40 @@ def test_after_a_refused_end_of_a_task_steps_are_those_there_would_have_been() -
         learn(model, optimizer, 1, 3)
         weights.append([p.detach().clone() for p in model.parameters()])
     assert all(map(torch.equal, *weights))
+
+
+def test_a_detached_guard_is_of_no_use(tmp_path: Path) -> None:
+    """Saved or used, it would look like a guard and protect nothing."""
+    model = normed()
+    guard = attach(model, everything())
+    guard.end_task([samples(0)])
+    state = guard.state_dict()
+    guard.detach()
+    before = Before(model)
+    for call in (
+        lambda: guard.watch(torch.optim.SGD(model.parameters(), lr=0.1)),
+        lambda: guard.end_task([samples(1)]),
+        lambda: guard.save(tmp_path / "guard"),
+        lambda: guard.load_state_dict(state),
+    ):
+        with pytest.raises(UserError, match="this guard was detached"):
+            call()
+    assert before.changed() == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_task_that_there_is_not_cannot_be_used() -> None:
+    model = normed()
+    guard = attach(model, everything(), norms="task")
+    guard.end_task([samples(0)])
+    for number in (-1, 2):
+        before = BeforeGuarded(guard)
+        with pytest.raises(UserError, match=rf"no task {number}: give a number from 0 to 1"):
+            guard.use_task(number)
+        assert before.changed() == []
+
+
+def test_a_class_instead_of_a_method_is_refused() -> None:
+    kind: Any = GPM
+    with pytest.raises(UserError, match=r"the class GPM is not a method: give GPM\(\)"):
+        attach(normed(), kind)

@@ -174,6 +174,12 @@ def collect(
             if never_correct:
                 gather.open_classes = never_correct
                 gather.run(forward, batches(), False)
+                gone = {label for label in never_correct if not gather.inputs[label].count}
+                if correct_only and gone:
+                    raise UserError(
+                        f"the samples of class {min(gone)} were not there when the data given at "
+                        "the task's end were gone through again: give a list or a DataLoader"
+                    )
             called |= {inner for module in called for inner in inner_modules(module)}
             unseen = []
             if gather.last_batch is not None:

@@ -65,7 +65,7 @@ class Guard:
         )
         self._hooks: list[RemovableHandle] = []  # of weights
         self._frozen_norms: dict[str, RemovableHandle] = {}
-        self._in_step = False
+        self._in_step = self._detached = False
         self._monitor = LeakMonitor(on_leak, project_every)
         self._history: list[ProtectedTask] = []
         self._before_use: BeforeUse | None = None
@@ -97,6 +97,7 @@ class Guard:
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Guard every step of an optimiser from now on; one made later has to be watched, too."""
+        self._refuse_detached()
         optimizer = inner_optimizer(optimizer)
         self.method.projector.refuse_changed_layers()
         if optimizer not in self._optimizers:
@@ -176,7 +177,13 @@ class Guard:
         `forward` maps inputs to the logits that tell which samples are classified correctly, for a
         model that needs more than the inputs.
         """
-        if iter(loader) is loader:
+        self._refuse_detached()
+        try:
+            iterated = iter(loader)
+        except TypeError:
+            name = shown(type(loader).__name__)
+            raise UserError(f"{name} is no loader: give a list or a DataLoader") from None
+        if iterated is loader:
             raise UserError("the loader can be iterated only once: give a list or a DataLoader")
         self.method.projector.refuse_changed_layers()
         self._monitor.look()
@@ -222,7 +229,11 @@ class Guard:
 
         `end_task` selects the next one. A model without such layers needs no call.
         """
-        for norm in self._task_norms().values():
+        norms = self._task_norms().values()
+        known = min((norm.tasks for norm in norms), default=None)
+        if known is not None and not 0 <= task < known:
+            raise UserError(f"there is no task {task}: give a number from 0 to {known - 1}")
+        for norm in norms:
             norm.task = task
 
     def _task_norms(self) -> dict[str, TaskBatchNorm]:
@@ -301,9 +312,14 @@ class Guard:
     def detach(self) -> None:
         """Restore the model's layers and protect nothing any more."""
         self._monitor.project(looks=False)
+        self._detached = True
         self._remove_hooks()
         self.method.projector.protect({})
         self._monitor.protect(self.method.projector, {}, {})
+
+    def _refuse_detached(self) -> None:
+        if self._detached:
+            raise UserError("this guard was detached: save it before, and attach it again after")
 
     def _remove_hooks(self) -> None:
         """Remove all that was put on the model and its optimisers."""
@@ -322,6 +338,7 @@ class Guard:
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of all that the guard knows; the model's weights are not among it."""
+        self._refuse_detached()
         self._monitor.look()
         sites = self.method.projector.sites
         return {
@@ -346,6 +363,7 @@ class Guard:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state of a guard of the same model, method and settings."""
+        self._refuse_detached()
         with raising_bad_checkpoint("the state of the guard"):
             if state["kind"] != KIND:
                 raise UserError("this is the state of a run or a learner, not of a guard")
@@ -556,6 +574,8 @@ def as_batch(batch: Any) -> Batch:
             "a batch of the loader is neither (inputs, labels) nor a mapping with a tensor "
             f"'labels': it is {shown(type(batch).__name__)}"
         )
+    if not labels.numel():
+        raise UserError("a batch of the loader has no sample")
     return inputs, labels
 
 
