@@ -42,10 +42,18 @@ def test_tables_lines_and_folders_say_the_same(tmp_path):
         ("a.csv", b"text,label\nhello\n", "line 2: there are fewer columns"),
         ("a.csv", b"text,label\n ,a\n", "line 2: the sentence is empty"),
         ("a.csv", b"text,label\nhello,\n", "line 2: the label is empty"),
+        ("a.csv", b"text,label\nhello, you,a\n", "line 2: there are more columns"),
+        ("a.tsv", b"text\tlabel\nhello\tyou\ta\n", "line 2: there are more columns"),
+        ("a.csv", b"text,text,label\nhello,you,a\n", "has several columns 'text'"),
         ("a.csv", b'text,label\n"hello,a\n', "unexpected end of data"),
         ("a.csv", "text,label\nhé,a\n".encode("latin-1"), "is not UTF-8"),
         ("a.jsonl", b'{"text": "a"}\n', "line 1 has no column 'label'"),
         ("a.jsonl", b'{"text": 3, "label": "a"}\n', "have to be text"),
+        (
+            "a.jsonl",
+            b'{"text": "a", "label": "b\\ud83d"}\n',
+            r"line 1: the label 'b\\ud83d' is not Unicode",
+        ),
         ("a.jsonl", b"[" * 10_000, "line 1 is not a table in JSON"),
         ("a.pdf", b"", r"none of \.csv, \.tsv, \.jsonl"),
         ("a.csv", None, "cannot be read: No such file"),
@@ -58,6 +66,12 @@ def test_files_that_cannot_be_used(tmp_path, name, content, message):
     with pytest.raises(UserError, match=message) as caught:
         read_labelled(path)
     assert "\n" not in str(caught.value)
+
+
+def test_half_a_character_in_a_sentence_is_read_as_a_question_mark(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "how \\ud83d are you"}\n', encoding="utf-8")
+    assert read_sentences(path) == ["how ? are you"]
 
 
 def test_a_folder_without_files_is_refused(tmp_path):

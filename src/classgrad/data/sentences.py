@@ -83,6 +83,10 @@ def read_rows(path: Path) -> list[Row]:
     for place, _, label in rows:
         if is_empty(label):
             raise UserError(f"{place}: the label is empty; name the class")
+        try:
+            label.encode()
+        except UnicodeEncodeError:  # JSON can have half a character, which cannot be printed
+            raise UserError(f"{place}: the label {shown(label)} is not Unicode") from None
     return rows
 
 
@@ -132,6 +136,11 @@ def _from_table(path: Path, needed: Sequence[str]) -> Rows:
             place = f"'{shown(path)}', line {reader.line_num}"
             if row.get(TEXT) is None or any(row.get(name) is None for name in needed):
                 raise UserError(f"{place}: there are fewer columns than in the first line")
+            if None in row:  # most often a comma in a sentence, and the rest of it would be a label
+                raise UserError(
+                    f"{place}: there are more columns than in the first line; put text with a "
+                    'separator in it into quotes: "yes, please"'
+                )
             yield place, row[TEXT], row.get(LABEL) or ""
     except csv.Error as error:
         raise UserError(f"'{shown(path)}', line {reader.line_num}: {error}") from None
@@ -151,7 +160,7 @@ def _from_lines(path: Path, needed: Sequence[str]) -> Rows:
         text, label = row[TEXT], row.get(LABEL, "")
         if not isinstance(text, str) or not isinstance(label, str):
             raise UserError(f"{place}: {TEXT} and {LABEL} have to be text")
-        yield place, text, label
+        yield place, text.encode("utf-8", errors="replace").decode(), label
 
 
 READERS = {".csv": _from_table, ".tsv": _from_table, ".jsonl": _from_lines}
@@ -159,6 +168,10 @@ READERS = {".csv": _from_table, ".tsv": _from_table, ".jsonl": _from_lines}
 
 def _refuse_missing(where: Path | str, names: object, needed: Sequence[str]) -> None:
     known = list(names) if isinstance(names, list | dict) else []
+    twice = next((name for name in (TEXT, *needed) if known.count(name) > 1), None)
+    if twice is not None:
+        place = f"'{shown(where)}'" if isinstance(where, Path) else where
+        raise UserError(f"{place} has several columns '{twice}': rename all but one")
     missing = next((name for name in (TEXT, *needed) if name not in known), None)
     if missing is not None:
         place = f"'{shown(where)}'" if isinstance(where, Path) else where
