@@ -14,6 +14,7 @@ from classgrad.experiments.jobs import jobs_of_plans
 from classgrad.experiments.spec import load
 from classgrad.experiments.tune import Study, with_choice
 from classgrad.methods import CGP, METHODS, own
+from classgrad.runs.load import load_run
 from classgrad.runs.record import RunRecord
 from classgrad.runs.spec import make_plan
 from commands import one_line, refused, started
@@ -81,6 +82,19 @@ def test_a_run_says_where_its_method_came_from(place, call):
     assert records["cgp"].method_source is None
     code, out, _ = call(*words, "--set", "strength=0.5", "--resume")
     assert (code, out.count("finished before")) == (0, 2)
+
+
+def test_no_code_is_imported_because_a_record_names_it(place, call):
+    assert (
+        call("run", "split-digits", "--method", "own_method:Anchor", "--keep", "last", *SET)[0] == 0
+    )
+    (folder,) = (place / "runs").glob("*anchor*")
+    method = own.find("own_method:Anchor")
+    del sys.modules["own_method"]
+    with pytest.raises(UserError, match="own_method:Anchor: give its class as method"):
+        load_run(folder)
+    assert "own_method" not in sys.modules
+    assert load_run(folder, method=method).method.name == "anchor"
 
 
 def test_an_old_record_says_nothing_of_its_method(place, call):

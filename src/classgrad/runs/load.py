@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from classgrad import benchmarks
-from classgrad.errors import UserError
-from classgrad.methods import own
+from classgrad.errors import UserError, shown
 from classgrad.methods.base import Method
 from classgrad.networks import OWN
 from classgrad.runs import kept
@@ -48,8 +47,11 @@ def load_run(
             f"the run in '{folder}' has kept its weights after task {', '.join(map(str, there))}, "
             f"not after task {tasks}"
         )
-    if method is None and record.method_source is not None:
-        method = own.find(record.method_source)
+    if method is None and record.method_source is not None:  # no code is imported for a file
+        raise UserError(
+            f"the run in '{folder}' has a method of its own, {shown(record.method_source)}: give "
+            "its class as method"
+        )
     plan = Plan.from_dict(record.settings(), method)
     if plan.network.startswith(OWN):
         if network is None:
