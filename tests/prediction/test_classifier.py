@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from classgrad.prediction.classifier import (
     StatisticsClassifier,
@@ -335,3 +336,26 @@ def test_digests_depend_on_the_image_and_on_the_key():
     assert one[0] == one[2] != one[1]
     assert not (one == sample_digests(images, b"other")).any()
     assert torch.equal(one, sample_digests(images.mT.contiguous().mT, b"key"))
+
+
+def test_samples_of_one_class_cost_as_much_however_many_others_are_known():
+    class Counting(TorchFunctionMode):
+        calls = 0
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            self.calls += 1
+            return function(*args, **(kwargs or {}))
+
+    def calls(known):
+        rng = torch.Generator().manual_seed(known)
+        classifier = StatisticsClassifier(4)
+        classifier.add_classes(known + 1)
+        classes, keys = torch.arange(known).repeat(3), torch.arange(3 * known)
+        classifier.add(torch.randn(3 * known, 4, generator=rng), classes, keys, keys)
+        new, keys = torch.full((5,), known), torch.arange(5) - 5
+        with Counting() as counting:
+            classifier.add(torch.randn(5, 4, generator=rng), new, keys, keys)
+        assert len(classifier.kept_draws) == 3 * known + 5
+        return counting.calls
+
+    assert calls(40) == calls(10)

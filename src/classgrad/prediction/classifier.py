@@ -151,14 +151,14 @@ class StatisticsClassifier:
         keys = zip(classes.tolist(), draws.tolist(), strict=True)
         given = dict(zip(keys, scenes.tolist(), strict=True))
         keys = zip(self.kept_classes.tolist(), self.kept_draws.tolist(), strict=True)
-        # Those kept so far that are not given again are of scenes of their own.
-        numbers = [given.get(key, len(classes) + place) for place, key in enumerate(keys)]
-        kept_scenes = torch.tensor(numbers, dtype=torch.int64)
+        # Those kept so far that are not given again are of scenes of their own, from `own` on.
+        own = len(classes)
+        numbers = [given.get(key, own + place) for place, key in enumerate(keys)]
 
         all_draws = torch.cat([self.kept_draws, draws])
         all_classes = torch.cat([self.kept_classes, classes])
         class_of, scene_of = all_classes.tolist(), [*numbers, *scenes.tolist()]
-        usable = torch.cat([torch.ones_like(kept_scenes, dtype=torch.bool), unseen])
+        usable = torch.cat([torch.ones(len(numbers), dtype=torch.bool), unseen])
         order = all_draws.argsort(stable=True)  # of a sample given again, the first embedding
         index: list[int] = []
         taken, of_class = set[int](), Counter[int]()
@@ -171,16 +171,23 @@ class StatisticsClassifier:
 
         sizes = torch.zeros(len(index), dtype=torch.int64)
         sums = torch.zeros(len(index), features.shape[1], dtype=torch.float64)
+        # Most samples kept are of classes that are not given: nothing changes for them.
+        untouched = [row for row, place in enumerate(index) if scene_of[place] >= own]
+        places = [index[row] for row in untouched]
+        sizes[untouched], sums[untouched] = self.scene_sizes[places], self.scene_sums[places]
+        known_in, given_in = members_of(numbers), members_of(scenes.tolist())
         for row, place in enumerate(index):
-            before, now = kept_scenes == scene_of[place], scenes == scene_of[place]
-            added = now & new
+            if (scene := scene_of[place]) >= own:
+                continue
+            now = torch.tensor(given_in[scene])
+            added = now[new[now]]
             # Of several that turn out to be one scene, the largest: they may share samples.
-            for known in before.nonzero().flatten():
+            for known in known_in.get(scene, []):
                 if self.scene_sizes[known] > sizes[row]:
                     sizes[row], sums[row] = self.scene_sizes[known], self.scene_sums[known]
-            if now.sum() > sizes[row] + added.sum():  # more of it is given again than was known
+            if len(now) > sizes[row] + len(added):  # more of it is given again than was known
                 sizes[row], sums[row], added = 0, 0, now
-            sizes[row] += added.sum()
+            sizes[row] += len(added)
             sums[row] += features[added].double().sum(0)
         self._set_kept(
             torch.cat([self.kept_features, features])[index],
@@ -383,6 +390,18 @@ class StatisticsClassifier:
         self._set_kept(
             state["kept_features"], state["kept_classes"], state["kept_draws"], sizes, scene_sums
         )
+
+
+def members_of(scenes: Sequence[int]) -> dict[int, list[int]]:
+    """Return the places of each scene.
+
+    >>> members_of([3, 0, 3])
+    {3: [0, 2], 0: [1]}
+    """
+    members: dict[int, list[int]] = {}
+    for place, scene in enumerate(scenes):
+        members.setdefault(scene, []).append(place)
+    return members
 
 
 def novelty(distances: Tensor) -> Tensor:
