@@ -1,6 +1,7 @@
 """A learner that tells the classes of all tasks apart by their statistics."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -249,6 +250,11 @@ def test_traces_that_stay_are_warned_of(tmp_path, recwarn):
     with pytest.warns(TracesStay, match="traces of the images of class 'bee' stay"):
         learner.forget_class("first", "bee", images(1))
     recwarn.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TracesStay)
+        with pytest.raises(TracesStay):
+            learner.forget_class("first", "ant", images(0))
+    assert learner.tasks[0].forgotten == ["bee", "ant"], "forgotten although it is an error"
     fixed_features = fixed()
     fixed_features.learn("first", data(0, 1))
     fixed_features.forget_class("first", "bee", images(1))

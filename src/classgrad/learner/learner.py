@@ -1102,19 +1102,11 @@ class Learner:
         remaining = [known for known in learnt.class_names if known not in learnt.forgotten]
         if name not in remaining:
             raise unknown_name(f"class of task '{task}'", name, remaining)
-        owners = [number]  # tasks that have the class: several, if it was merged
+        owners, traces = [number], False  # tasks that have the class: several, if it was merged
         if self.classifier is not None:
             merged = learnt.numbers[learnt.class_names.index(name)]
             samples = () if images is None else self._all_samples(merged, images)
-            gone = self.classifier.forget(merged, *samples)
-            if images is not None and not gone:
-                warnings.warn(
-                    f"traces of the images of class '{name}' stay in the covariance that all "
-                    "classes have in common: their embeddings are no longer exactly those that "
-                    "were learnt",
-                    TracesStay,
-                    stacklevel=3,
-                )
+            traces = not self.classifier.forget(merged, *samples) and images is not None
             owners = [n for n, one in enumerate(self.tasks) if merged in one.known_numbers()]
         elif images is not None:
             raise UserError(
@@ -1130,6 +1122,13 @@ class Learner:
                     self.prototypes[owner][label] = 0
                 earlier = sum(len(before.class_names) for before in self.tasks[:owner])
                 self.method.forget_class(earlier + label)
+        if traces:  # the last thing to do, because a warning can be made an error
+            warnings.warn(
+                f"traces of the images of class '{name}' stay in the covariance that all classes "
+                "have in common: their embeddings are no longer exactly those that were learnt",
+                TracesStay,
+                stacklevel=3,
+            )
         return {layer.name: 0 for layer in self.method.layer_ranks()}
 
     def _all_samples(self, number: int, images: Images) -> tuple[Tensor, Tensor]:
