@@ -259,7 +259,22 @@ def test_validation_data_can_be_given():
         (lambda: small().predict(points(1)[0]), "nothing was learnt yet"),
         (lambda: small().learn("one", (points(1)[0], points(1)[1].float())), "whole number"),
         (lambda: small().learn("one", []), "empty"),
+        (lambda: small().learn("one", (points(1)[0][:0], points(1)[1][:0])), "empty"),
         (lambda: small().learn("one", 3), "training data of this type cannot be used"),
+        (lambda: small().learn("one", ("photos", points(1)[1])), "of this type cannot be used"),
+        (lambda: small().learn("one", (points(1)[0], [None] * 40)), "of type list cannot be used"),
+        (
+            lambda: small().learn("one", points(1), valid=points(1, size=5)),
+            r"validation images of task 'one' have shape \(5,\), those for training \(6,\)",
+        ),
+        (
+            lambda: small(size=12).learn(
+                "one",
+                (torch.zeros(4, 3, 12, 12), [0, 0, 1, 1]),
+                valid=(torch.zeros(2, 1, 12, 12), [0, 1]),
+            ),
+            "give all the same",
+        ),
         (lambda: small().learn("one", points(1), classes=["x", "x"]), "two classes"),
         (lambda: small().learn("one", points(1), classes=["x"]), "outside 0..0"),
         (

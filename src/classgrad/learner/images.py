@@ -50,9 +50,9 @@ class ImageInputs(InputKind):
 
     def stack(self, given: Any) -> Tensor:
         """Return a tensor, or what becomes one, as such; or tensors of one shape as one."""
-        if not isinstance(given, list):
-            return torch.as_tensor(given)
         try:
+            if not isinstance(given, list):
+                return torch.as_tensor(given)
             images = [torch.as_tensor(image) for image in given]
         except (TypeError, ValueError, RuntimeError):
             raise unusable(self) from None

@@ -266,8 +266,13 @@ def pairs_of(data: Any, kind: InputKind) -> tuple[list[Any], list[Any]]:
     except (TypeError, ValueError):
         raise unusable(kind) from None
     if not inputs:
-        raise UserError(f"the training data are empty: give at least one {kind.one} of each class")
+        raise no_data(kind)
     return inputs, labels
+
+
+def no_data(kind: InputKind) -> UserError:
+    """Return the error for training data without a single input."""
+    return UserError(f"the training data are empty: give at least one {kind.one} of each class")
 
 
 def in_two_classes(what: str, one: str, other: str) -> UserError:
@@ -294,7 +299,13 @@ def encode_labels(labels: Any, classes: Sequence[str] | None) -> tuple[Tensor, t
             if label not in number_of:
                 raise UserError(f"label '{label}' is not one of the classes {', '.join(names)}")
         return torch.tensor([number_of[label] for label in sequence]), names
-    numbers = torch.as_tensor(labels)
+    try:
+        numbers = torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(
+            f"labels of type {type(labels).__name__} cannot be used: give a list with a whole "
+            "number or a name for each image"
+        ) from None
     if numbers.is_floating_point() or numbers.dtype == torch.bool or numbers.dim() != 1:
         raise UserError(
             f"labels are {numbers.dtype} of shape {tuple(numbers.shape)}: give a whole number or a "

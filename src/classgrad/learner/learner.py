@@ -37,6 +37,7 @@ from classgrad.learner.inputs import (
     as_split,
     count_scenes,
     in_two_classes,
+    no_data,
     split_off_validation,
 )
 from classgrad.learner.kinds import NETWORK, kind_of
@@ -455,6 +456,8 @@ class Learner:
         split, names, files = as_split(train, classes, self.kind, skip_bad)
         if len(set(names)) < len(names):
             raise UserError(f"task '{name}' has two classes of the same name: rename one")
+        if not len(split):
+            raise no_data(self.kind)
         shape = tuple(split.images.shape[1:])
         if self.tasks and shape != self.input_shape:
             raise UserError(
@@ -465,6 +468,12 @@ class Learner:
         validation = Split(split.images[:0], split.labels[:0])
         if valid is not None:
             validation = as_split(valid, names, self.kind, skip_bad)[0]
+            if len(validation) and tuple(validation.images.shape[1:]) != shape:
+                raise UserError(
+                    f"validation {self.kind.several} of task '{name}' have shape "
+                    f"{tuple(validation.images.shape[1:])}, those for training {shape}: give all "
+                    "the same"
+                )
         alike = self.kind.scenes([split, validation], names)
         labels = torch.cat([split.labels.cpu(), validation.labels.cpu()])
         across = across_text(alike, labels, names, files, len(split))
