@@ -7,7 +7,7 @@ inside the subspace, at the cost of 8 columns instead of r, and misses no move o
 Two looks are taken at every step. Every change that PyTorch knows of raises the version of a
 tensor, so it costs nothing to see that a weight was changed since the last guarded step; it is then
 compared as a whole. Changes that PyTorch does not see, such as those through `.data`, are found by
-comparing a tenth of all weights, another one at every fifth step.
+comparing a tenth of all weights, another one at every sixth step.
 
 Where updates are projected in every N-th step only, the monitor does it, because it knows what has
 to stay: with A = W₀ S it sets W <- W - (W S - A) Sᵀ, always to the same A, so that rounding does
@@ -32,8 +32,8 @@ from classgrad.errors import UserError
 OnLeak = Literal["raise", "warn", "restore"]
 
 PROBES = 8
-STEPS = 50  # in which every weight is compared
-APART = 5  # steps from one look to the next: few large ones are cheaper than many small ones
+STEPS = 60  # in which every weight is compared
+APART = 6  # steps from one look to the next: few large ones are cheaper than many small ones
 SAMPLED_ROWS = 16  # of a weight that may move inside its subspace, in scaled or deferred steps
 MOST_COPIED = 2**20  # numbers of a frozen tensor that are compared; of larger ones a part is
 # Share of a weight's length. Rounding moves float32 weights by less in a million guarded steps.
