@@ -20,13 +20,15 @@ folders of runs, relative to the root of the repository. The other markers are:
 - `<!-- curve: NAME -->`: its average accuracy after each task
 - `<!-- learnt: NAME -->`: its accuracy on each task when learnt, and at the end
 - `<!-- directions: NAME -->`: the protected directions of each layer
+- `<!-- claims: NAME -->`: what the paper says of its method, beside what the lines show
 
-The last five read `results/paper`.
+The last six read `results/paper`.
 """
 
 import json
 import re
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,8 @@ ROOT = Path(__file__).parent.parent
 RECIPE = "fast"  # of the runs that repeat the paper
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PAPER = re.compile(
-    r"(<!-- (experiment|paired|curve|learnt|directions): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- (experiment|paired|curve|learnt|directions|claims): (\S+) -->\n).*?(<!-- end -->)",
+    re.DOTALL,
 )
 STUDIES = re.compile(r"(<!-- studies: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURES = re.compile(
@@ -93,6 +96,7 @@ def filled(page: str) -> str:
             "curve": curve,
             "learnt": learnt,
             "directions": directions,
+            "claims": claims,
         }[match[2]]
         return match[1] + make(experiments.load(match[3])) + match[4]
 
@@ -152,6 +156,74 @@ def behind_the_best(experiment: experiments.Experiment) -> str:
         if row is not best and ahead:
             lines.append([row.label, str(ahead.count), ahead.text()])
     return markdown_table([heads, *lines])
+
+
+# Lines of the experiment `components`; base refining and contrast in the reading of the recipe.
+GPM, PLAIN, BR, BR_CON = "GPM", "CGP", "CGP + BR, released", "CGP + BR + Con, released"
+LEAST = 10  # classes
+
+
+def claims(experiment: experiments.Experiment) -> str:
+    """Return what the paper says beside what its lines show, as means over their seeds."""
+    rows = {row.label: row for row in compare(experiment, paper_records(), RECIPE)}
+    found = experiment.records(paper_records(), RECIPE)
+
+    def accuracy(label: str) -> tuple[str, str]:
+        row = rows[label].accuracy
+        return number(row.published), measured(row)
+
+    def transfer(label: str) -> tuple[str, str]:
+        row = rows[label].transfer
+        return number(row.published, signed=True), measured(row, signed=True)
+
+    def mean(label: str, of: Callable[[RunRecord], float | None]) -> tuple[str, str]:
+        values = [of(record) for record in found[label] if record.complete]
+        known = [value for value in values if value is not None]
+        return "", number(statistics.fmean(known)) if known else "-"
+
+    def task_free(label: str) -> tuple[str, str]:
+        return mean(label, lambda record: record.average_accuracy_task_free)
+
+    def megabytes(label: str) -> tuple[str, str]:
+        return mean(label, lambda record: record.memory_bytes / 1e6)
+
+    def forgotten(label: str) -> tuple[str, str]:
+        return mean(label, least_kept)
+
+    lines = [
+        ("projection preserves what was learnt: BWT", ("finetune", GPM, BR_CON), transfer),
+        ("CGP is better than GPM: ACC", (GPM, BR_CON), accuracy),
+        ("base refining helps: ACC", (PLAIN, BR), accuracy),
+        ("the contrastive loss helps: ACC", (BR, BR_CON), accuracy),
+        ("the task is not needed: ACC without it, by confidence", (GPM, BR_CON), task_free),
+        ("capacity stays 100 %: MB kept beside the network", (GPM, PLAIN, BR), megabytes),
+        (
+            f"bases of whole tasks let some classes forget: change of the {LEAST} classes that "
+            "lose most",
+            (GPM, PLAIN, BR),
+            forgotten,
+        ),
+    ]
+    table = [["the paper says", "paper", "here"]]
+    for what, labels, of in lines:
+        figures = {label.removesuffix(", released"): of(label) for label in labels}
+        published, here = (
+            "; ".join(f"{label}: {one[place]}" for label, one in figures.items() if one[place])
+            for place in (0, 1)
+        )
+        table.append([what, published or "-", here])
+    return markdown_table(table)
+
+
+def least_kept(record: RunRecord) -> float | None:
+    """Return the mean change of accuracy of the classes that lose most after they were learnt."""
+    changes = [
+        now - then
+        for task in record.classes[:-1]
+        for then, now in zip(task.learnt, task.final, strict=True)
+        if then is not None and now is not None
+    ]
+    return statistics.fmean(sorted(changes)[:LEAST]) if changes else None
 
 
 def not_run(labels: list[str]) -> str:
