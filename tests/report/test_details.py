@@ -7,7 +7,7 @@ from rich.console import Console
 
 from classgrad import run
 from classgrad.report import details
-from classgrad.runs.record import RunRecord
+from classgrad.runs.record import RunRecord, WithinTask
 from streams import blobs
 
 
@@ -78,3 +78,9 @@ def test_the_command_shows_them_of_one_run(call, record, tmp_path):
     code, _, error = call("show", str(tmp_path), str(other), "--details")
     assert code == 2
     assert "give one" in error
+
+
+def test_tests_within_tasks_that_a_record_has_no_tasks_for_are_left_out(record):
+    within = [*record.within_tasks[:1], WithinTask(steps=[0], accuracy=[[50.0] * 9])]
+    details.tables(record.model_copy(update={"within_tasks": within, "accuracy_matrix": []}))
+    details.tables(record.model_copy(update={"within_tasks": within, "accuracy_matrix": [[]]}))

@@ -80,10 +80,12 @@ def held_table(record: RunRecord) -> RenderableType | None:
 
 def stability_table(record: RunRecord) -> RenderableType | None:
     """Return the lowest accuracy of each task on some images while later ones were learnt."""
+    matrix = record.accuracy_matrix
     lowest: dict[int, float] = {}
     for within in record.within_tasks:
         for row in within.accuracy:
-            for task, value in enumerate(row):
+            # A damaged record can have more columns than tasks.
+            for task, value in enumerate(row[: len(matrix)]):
                 lowest[task] = min(value, lowest.get(task, value))
     if not lowest:
         return None
@@ -91,9 +93,8 @@ def stability_table(record: RunRecord) -> RenderableType | None:
     table.add_column("task", overflow="fold")
     for heading in ("when learnt", "lowest within a later task", "in the end"):
         table.add_column(heading, justify="right", no_wrap=True)
-    last = record.accuracy_matrix[-1] if record.accuracy_matrix else []
     for task, value in lowest.items():
-        ends = record.accuracy_matrix[task][task], last[task]
+        ends = [(row[task : task + 1] or [None])[0] for row in (matrix[task], matrix[-1])]
         cells = [f"{one:.1f}" if one is not None else "-" for one in (ends[0], value, ends[1])]
         table.add_row(record.tasks[task], *cells)
     return titled("accuracy of earlier tasks, %; within a task on some images", table)
