@@ -21,6 +21,7 @@ from classgrad.networks.network import Network
 
 SEARCH_STEPS = 60  # of the search for a temperature
 MAX_SHARPNESS = 100.0  # 1 / T, at most
+PRECISION = 1e-10  # of 1 / T
 
 
 class KnownTask(Protocol):
@@ -101,15 +102,20 @@ def calibrate(scores: Tensor, labels: Tensor) -> float:
     targets = torch.full_like(scores, smoothing / scores.shape[1])
     targets[torch.arange(len(labels)), labels] += 1 - smoothing
 
-    def slope(sharpness: float) -> float:
-        """Return the derivative of the cost, which rises."""
-        return float((((scores * sharpness).softmax(1) - targets) * scores).sum())
-
-    low, high = 0.0, MAX_SHARPNESS
+    # Newton's steps; where one leaves the interval that holds the minimum, its middle instead.
+    low, high, sharpness = 0.0, MAX_SHARPNESS, 1.0
     for _ in range(SEARCH_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
-    return (low + high) / 2
+        shares = (scores * sharpness).softmax(1)
+        slope = float(((shares - targets) * scores).sum())
+        means = (shares * scores).sum(1, keepdim=True)
+        curvature = float((shares * (scores - means).square()).sum())
+        low, high = (sharpness, high) if slope < 0 else (low, sharpness)
+        last, sharpness = sharpness, sharpness - slope / curvature if curvature else low
+        if not low < sharpness < high:
+            sharpness = (low + high) / 2
+        if abs(sharpness - last) <= PRECISION * sharpness:
+            break
+    return sharpness
 
 
 def scores_by_head(net: Network, x: Tensor, task: int, prototypes: Tensor | None) -> Tensor:
