@@ -183,6 +183,11 @@ def test_training_that_diverges_is_recognised(call, tmp_path):
         (["--over", "seed=101,102"], "'seed' is no setting"),
         (["--over", "energy=0.9", "--set", "energy=0.8"], "'energy' is both fixed and to be tried"),
         (["--over", "energy=0.9", "--method", "gpm,finetune"], "no setting of finetune"),
+        (["--over", "energy=0.9", "--by", "chance"], "unknown way to choose a class 'chance'"),
+        (
+            ["--over", "energy=0.9", "--by", "statistics", "--set", "task_free=never"],
+            "a choice by statistics needs task_free=end (got never)",
+        ),
         (["--over", "energy=0.9", "--out", "s3://a/b"], "--out takes a folder"),
         (["--over", "energy=0.9", "--write", "none.toml"], "recipe "),
         (["--over", "energy=0.9", "--write", "none.txt"], "--write takes a recipe file"),

@@ -1,6 +1,7 @@
 """The rule by which settings are chosen, on made-up records, and the files of choices."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,41 @@ def test_trials_do_not_measure_accuracy_without_task_identity_unless_they_are_to
         *[(101, "end", "done")] * 3,
         *[(102, "never", "missing")] * 3,
     ]
+
+
+def test_a_choice_can_be_by_the_accuracy_without_the_task(tmp_path):
+    one = study(by="statistics", seeds=[101])
+    assert {job.plan.training.task_free for job in one.jobs(tmp_path)} == {"end"}
+    for values, with_task, without in (
+        ({"energy": 0.9}, 90.0, 40.0),
+        ({"energy": 0.95}, 80.0, 50.0),
+    ):
+        job = one.job(values, 101, tmp_path / "runs")
+        made = record(seed=101, accuracies=((with_task,),)).model_copy(
+            update={
+                **job.plan.as_dict(),
+                "complete": True,
+                "average_accuracy_task_free_statistics": without,
+            }
+        )
+        job.folder.mkdir(parents=True)
+        made.save(job.folder)
+    one = replace(one, grid={"energy": [0.9, 0.95]})
+    result = outcome(one, tmp_path / "runs")
+    content = json.loads(save(result, tmp_path, "").read_text())
+    assert (content["by"], content["choice"]) == ("statistics", {"energy": 0.95})
+    assert "accuracy without the task, by statistics, over all tasks" in content["rule"]
+    first, second = content["points"]
+    assert first["average_accuracy"] == {"101": 90.0}
+    assert second["average_accuracy_task_free_statistics"] == {"101": 50.0}
+    assert second["accuracy_mean"] == 50
+    # The same trials judged with the task are another study, and choose another point.
+    other = outcome(replace(one, by=None), tmp_path / "runs")
+    assert other.choice == {"energy": 0.9}
+    content = json.loads(save(other, tmp_path, "").read_text())
+    assert [old["by"] for old in content["earlier"]] == ["statistics"]
+    with pytest.raises(UserError, match="has no accuracy by prototypes"):
+        outcome(replace(one, by="prototypes"), tmp_path / "runs")
 
 
 def test_a_trial_that_is_missing_leaves_no_choice_and_one_that_diverged_does(tmp_path):

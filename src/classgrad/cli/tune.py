@@ -66,6 +66,13 @@ def tune(
             help="Share of each class's training images to judge by, instead of the test images."
         ),
     ] = 0.2,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="Choose by the accuracy without the task: by statistics, confidence or "
+            "prototypes; by default by that with the task."
+        ),
+    ] = None,
     recipe: Recipe = "fast",
     network: NetworkName = None,
     settings: Annotated[
@@ -113,7 +120,7 @@ def tune(
     fixed = values_by_method(method, parse_settings(settings or []))
     numbers = parse_seeds(seeds, "--seeds")
     studies = [
-        tuning.Study(benchmark, name, grid, numbers, held_out, recipe, network, fixed[name])
+        tuning.Study(benchmark, name, grid, numbers, held_out, recipe, network, fixed[name], by)
         for name, grid in grids.items()
     ]
     for study in studies:
@@ -147,7 +154,7 @@ def tune(
                 write_choice(write, result, path)
                 log.console.print(f"recipe    {write}", soft_wrap=True)
         if contents:
-            log.console.print(f"rule      {tuning.RULE}", soft_wrap=True)
+            log.console.print(f"rule      {studies[0].rule}", soft_wrap=True)
         if as_json:
             print(json.dumps(contents[0] if len(studies) == 1 and contents else contents, indent=1))
         report_failures(log, [status for status in statuses if not status.diverged])
@@ -163,7 +170,8 @@ def outcome_table(outcome: "Outcome") -> "Table":
 
     table = plain_table()
     table.add_column("settings", overflow="fold")
-    for heading in ("ACC %", "BWT", ""):
+    judged = f"by {outcome.study.by} %" if outcome.study.by else "ACC %"
+    for heading in (judged, "BWT", ""):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for number, point in enumerate(outcome.points):
         accuracy, transfer = point.accuracy, point.transfer

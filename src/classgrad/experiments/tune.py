@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from classgrad.errors import UserError, shown
+from classgrad.errors import UserError, shown, unknown
 from classgrad.experiments.jobs import Job, Status
 from classgrad.files import write_text
 from classgrad.runs.recipes import Recipe, edit
@@ -29,6 +29,12 @@ RULE = (
     f"held-out training images; of points less than {TOLERANCE:g} points below the best, the first "
     "in the order of the grid"
 )
+# Figures of a record, by the way in which a class is chosen without the task.
+TASK_FREE = {
+    "confidence": "average_accuracy_task_free",
+    "prototypes": "average_accuracy_task_free_prototypes",
+    "statistics": "average_accuracy_task_free_statistics",
+}
 
 Values = dict[str, Any]
 
@@ -37,7 +43,8 @@ Values = dict[str, Any]
 class Study:
     """The settings of one method that are tried on a benchmark, with what all trials share.
 
-    `fixed` are values that all trials have in common, on top of the recipe's.
+    `fixed` are values that all trials have in common, on top of the recipe's. With `by` it is
+    the accuracy without the task, in that way, that decides.
     """
 
     benchmark: str
@@ -48,6 +55,7 @@ class Study:
     recipe: str = "fast"
     network: str | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    by: str | None = None
 
     def __post_init__(self) -> None:
         low = [seed for seed in self.seeds if seed < FIRST_SEED]
@@ -58,6 +66,8 @@ class Study:
             )
         if not self.grid:
             raise UserError(f"no setting of {self.method} is to be tried: give some with values")
+        if self.by is not None and self.by not in TASK_FREE:
+            raise unknown("way to choose a class", self.by, list(TASK_FREE))
         both = sorted(self.grid.keys() & self.fixed.keys())
         if both:
             raise UserError(f"'{both[0]}' is both fixed and to be tried: give one of them")
@@ -77,12 +87,26 @@ class Study:
             dict(zip(names, row, strict=True)) for row in itertools.product(*self.grid.values())
         ]
 
-    def plan(self, point: Values, seed: int, task_free: str = "never") -> Plan:
-        """Return the run of a point with a seed; `task_free` holds unless the study has its own.
+    @property
+    def rule(self) -> str:
+        """The rule of the choice."""
+        how = f" without the task, by {self.by}," if self.by else ""
+        return RULE.replace("accuracy over", f"accuracy{how} over")
 
-        Nothing is chosen by the accuracy without task identity, so trials do not measure it.
-        """
-        values = {"task_free": task_free, **self.fixed, "held_out": self.held_out, **point}
+    @property
+    def judged_by(self) -> str:
+        """The figure of a record that decides."""
+        return TASK_FREE[self.by] if self.by else "average_accuracy"
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """When trials may measure the accuracy without the task: never, unless it decides."""
+        return ("end", "every") if self.by else ("never", "end", "every")
+
+    def plan(self, point: Values, seed: int, task_free: str | None = None) -> Plan:
+        """Return the run of a point with a seed; `task_free` holds unless the study has its own."""
+        when = task_free or self.measures[0]
+        values = {"task_free": when, **self.fixed, "held_out": self.held_out, **point}
         return make_plan(
             self.benchmark,
             self.method,
@@ -103,7 +127,7 @@ class Study:
     def job(self, point: Values, seed: int, out: Path) -> Job:
         """Return the trial of a point with a seed, which may have measured more than is needed."""
         labels = (f"{self.method} {point_text(point)}",)
-        plans = [self.plan(point, seed, when) for when in ("never", "end", "every")]
+        plans = [self.plan(point, seed, when) for when in self.measures]
         jobs = [Job(plan, run_folder(out, plan, same_values=True), labels) for plan in plans]
         return next((job for job in jobs if job.state() != "missing"), jobs[0])
 
@@ -117,6 +141,8 @@ class Study:
         """Refuse what cannot be tried: invalid values, and options of the benchmark."""
         for point in self.points():
             plan = self.plan(point, self.seeds[0])
+        if self.by and plan.training.task_free == "never":
+            raise UserError(f"a choice by {self.by} needs task_free=end (got never)")
         for name in self.grid:
             if part_of(plan, name) == "benchmark_options":
                 raise UserError(
@@ -145,12 +171,16 @@ def point_text(point: Values) -> str:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a grid, with the records of its trials by seed; `diverged` has the other seeds."""
+    """A point of a grid, with the records of its trials by seed; `diverged` has the other seeds.
+
+    `judged_by` is the figure of a record that decides.
+    """
 
     values: Values
     records: Mapping[int, RunRecord]
     folders: Mapping[int, str]
     diverged: Mapping[int, str] = field(default_factory=dict)
+    judged_by: str = "average_accuracy"
 
     def figure(self, name: str) -> MeanStd | None:
         """Return mean and standard deviation of a figure over seeds; None if one is missing."""
@@ -160,8 +190,8 @@ class Point:
 
     @property
     def accuracy(self) -> MeanStd | None:
-        """The average accuracy over all tasks after the last one, in per cent."""
-        return self.figure("average_accuracy")
+        """The average accuracy over all tasks after the last one that decides, in per cent."""
+        return self.figure(self.judged_by)
 
     @property
     def transfer(self) -> MeanStd | None:
@@ -199,7 +229,8 @@ class Outcome:
             "grid": {name: list(values) for name, values in study.grid.items()},
             "seeds": list(study.seeds),
             "held_out": study.held_out,
-            "rule": RULE,
+            "by": study.by,
+            "rule": study.rule,
             "points": [self._point(point) for point in self.points],
             "choice": self.choice,
             "at_the_edge": self.edges(),
@@ -208,9 +239,10 @@ class Outcome:
     def _point(self, point: Point) -> dict[str, Any]:
         accuracy, transfer = point.accuracy, point.transfer
         by_seed = {str(seed): record for seed, record in sorted(point.records.items())}
+        names = dict.fromkeys(("average_accuracy", point.judged_by))
         return {
             "values": point.values,
-            "average_accuracy": {s: record.average_accuracy for s, record in by_seed.items()},
+            **{name: {s: getattr(one, name) for s, one in by_seed.items()} for name in names},
             "backward_transfer": {s: record.backward_transfer for s, record in by_seed.items()},
             "accuracy_mean": accuracy.mean if accuracy else None,
             "accuracy_std": accuracy.std if accuracy else None,
@@ -235,13 +267,18 @@ def outcome(study: Study, out: Path, statuses: Iterable[Status] = ()) -> Outcome
             job = study.job(values, seed, out)
             record = job.record()
             if record is not None and record.complete:
+                if getattr(record, study.judged_by) is None:
+                    raise UserError(
+                        f"'{job.folder}' has no accuracy by {study.by}: its features depend on the "
+                        "task or on the batch, so choose by another accuracy"
+                    )
                 records[seed] = record
                 folders[seed] = f"{job.folder.parent.name}/{job.folder.name}"
             elif job.folder in why:
                 diverged[seed] = why[job.folder]
             else:
                 return None
-        points.append(Point(values, records, folders, diverged))
+        points.append(Point(values, records, folders, diverged, study.judged_by))
     return Outcome(study, points, choose(points))
 
 
@@ -331,7 +368,7 @@ def _studies(path: Path) -> list[dict[str, Any]]:
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    names = ("benchmark", "method", "network", "recipe", "fixed", "grid", "seeds", "held_out")
+    names = ("benchmark", "method", "network", "recipe", "fixed", "grid", "seeds", "held_out", "by")
     return all(one.get(name) == other.get(name) for name in names)
 
 
