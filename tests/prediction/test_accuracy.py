@@ -16,7 +16,8 @@ from classgrad.prediction.accuracy import (
     evaluate_task_free,
     mixed_inputs,
 )
-from classgrad.prediction.statistics import ClassStatistics
+from classgrad.prediction.statistics import ClassStatistics, LinearDiscriminant
+from classgrad.tasks import Split
 from streams import blobs
 
 STREAM = blobs(tasks=3)
@@ -40,6 +41,7 @@ def test_against_a_loop_over_samples(options):
     net.eval()
     task, test = STREAM[1], STREAM.test(1)
     given = confident = nearest = 0
+    chosen = {"confidence": [0, 0, 0], "prototypes": [0, 0, 0]}
     with torch.no_grad():
         for image, label in zip(test.images, test.labels.tolist(), strict=True):
             x = image.float().div(255).unsqueeze(0)
@@ -52,13 +54,15 @@ def test_against_a_loop_over_samples(options):
                     for p in prototypes.prototypes[other.id]
                 ]
                 for c, name in enumerate(other.class_names):
-                    sure.append((float(chances[c]), name))
-                    close.append((cosines[c], name))
+                    sure.append((float(chances[c]), name, other.id))
+                    close.append((cosines[c], name, other.id))
                 if other.id == 1:
                     given += int(chances.argmax()) == label
             wanted = task.class_names[label]
             confident += max(sure)[1] == wanted
             nearest += max(close)[1] == wanted
+            chosen["confidence"][max(sure)[2]] += 1
+            chosen["prototypes"][max(close)[2]] += 1
     score = evaluate(net, task, test)
     without = evaluate_task_free(net, prototypes, STREAM, TESTS)[1]
     count = len(test)
@@ -66,6 +70,8 @@ def test_against_a_loop_over_samples(options):
     assert without.by_confidence == pytest.approx(100 * confident / count)
     assert without.by_prototype == pytest.approx(100 * nearest / count)
     assert 0 < without.by_confidence <= 100
+    for way, counts in chosen.items():
+        assert without.chosen_tasks[way] == pytest.approx([100 * n / count for n in counts])
     assert score.task_known == pytest.approx(accuracy(net, 1, task, test))
     assert sum(score.by_class) / 3 == pytest.approx(score.task_known)
 
@@ -144,6 +150,36 @@ def test_by_statistics_the_class_with_the_highest_score_of_all_tasks_is_chosen()
     for number, right in enumerate((expected == truth).reshape(3, -1).mean(1)):
         assert without[number].by_statistics == pytest.approx(100 * right, abs=10)
         assert without[number].by_statistics > 50  # nine classes: chance is 11
+        shares = without[number].chosen_tasks["statistics"]
+        assert sum(shares) == pytest.approx(100)
+        assert shares[number] >= without[number].by_statistics
+
+
+def test_the_tasks_of_the_answers_are_counted():
+    net, prototypes = learnt()
+    statistics = ClassStatistics.empty(0, net.embedding)
+    for task in STREAM:
+        statistics.append(class_statistics(net, task))
+    rng = torch.Generator().manual_seed(3)
+    shape = (300, *TESTS[0].images.shape[1:])
+    images = torch.randint(256, shape, generator=rng, dtype=torch.uint8)
+    noise = Split(images, torch.zeros(300, dtype=torch.int64))  # of no task
+    few = [Split(test.images[:1], test.labels[:1]) for test in TESTS[1:]]
+    found = evaluate_task_free(net, prototypes, STREAM, [noise, *few], statistics)[0].chosen_tasks
+    with torch.no_grad():
+        x = net.embed(noise.unit_images(slice(None)), 0)
+        sure = torch.stack([net.classify(x, n).softmax(1).max(1).values for n in range(3)])
+        close = torch.stack([(x @ p.T).max(1).values for p in prototypes.prototypes])
+    scores = LinearDiscriminant(statistics).scores(functional.normalize(x, dim=1))
+    for way, best in {
+        "confidence": sure.argmax(0),
+        "prototypes": close.argmax(0),
+        "statistics": scores.argmax(1) // 3,
+    }.items():
+        expected = [float((best == n).double().mean() * 100) for n in range(3)]
+        assert found[way] == pytest.approx(expected)
+        assert max(expected) < 95
+    assert found["confidence"] != found["statistics"]
 
 
 def test_evaluation_changes_nothing():

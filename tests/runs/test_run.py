@@ -176,6 +176,11 @@ def test_accuracy_without_task_identity_can_wait_for_the_end():
     assert late.accuracy_matrix_task_free[:2] == [[None] * 3] * 2
     assert late.accuracy_matrix_task_free[-1] == full.accuracy_matrix_task_free[-1]
     assert late.average_accuracy_task_free == full.average_accuracy_task_free
+    assert late.task_confusion == full.task_confusion
+    assert full.task_confusion.keys() == {"confidence", "prototypes", "statistics"}
+    for number, row in enumerate(full.task_confusion["confidence"]):
+        assert sum(row) == pytest.approx(100)
+        assert row[number] >= full.accuracy_matrix_task_free[-1][number]
 
 
 def test_accuracy_without_task_identity_can_be_left_out(tmp_path):
@@ -190,6 +195,7 @@ def test_accuracy_without_task_identity_can_be_left_out(tmp_path):
     assert saved.average_accuracy_task_free_prototypes is None
     assert full.average_accuracy_task_free_statistics > 50  # six classes: chance is 17
     assert saved.average_accuracy_task_free_statistics is None
+    assert saved.task_confusion == {}
     assert figures([saved], [saved])["no task: conf."] == "-"
     assert "no task: stat." not in figures([saved], [saved])
     comparison([saved, full])

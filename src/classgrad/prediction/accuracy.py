@@ -22,6 +22,9 @@ BATCH = 64
 # Images per class for a prototype: enough for a mean, and a small share of an epoch.
 PROTOTYPE_SAMPLES = 100
 
+# How a class is chosen when the task is unknown.
+WAYS = ("confidence", "prototypes", "statistics")
+
 
 @dataclass
 class ClassPrototypes:
@@ -54,6 +57,8 @@ class Score:
     by_confidence: float = math.nan  # task unknown: the class with the highest confidence
     by_prototype: float = math.nan  # task unknown: the class with the nearest prototype
     by_statistics: float = math.nan  # task unknown: the class with the highest discriminant score
+    # Task unknown: the share of samples answered with a class of each task so far, by `WAYS`.
+    chosen_tasks: dict[str, list[float]] | None = None
 
 
 class TaskFree(NamedTuple):
@@ -62,6 +67,7 @@ class TaskFree(NamedTuple):
     by_confidence: float
     by_prototype: float
     by_statistics: float = math.nan
+    chosen_tasks: dict[str, list[float]] | None = None
 
 
 @torch.no_grad()
@@ -96,30 +102,47 @@ def evaluate_task_free(
     discriminant = None if statistics is None else LinearDiscriminant(statistics)
     class_ids = torch.cat(known.tasks)
     sizes = [len(test) for test in tests]
-    correct = torch.zeros(3 if discriminant else 2, sum(sizes), dtype=torch.uint8)
+    outputs = torch.tensor([len(ids) for ids in known.tasks])
+    owners = torch.arange(len(outputs)).repeat_interleave(outputs).to(class_ids.device)
+    ways = WAYS if discriminant else WAYS[:2]
+    correct = torch.zeros(len(ways), sum(sizes), dtype=torch.uint8)
+    chosen = torch.zeros(len(ways), sum(sizes), dtype=torch.int64)  # tasks
     for index, x in mixed_inputs(net, tasks, tests):
         candidates = range(len(known.tasks))
         embeddings = dict(zip(candidates, net.embed_each(x, candidates), strict=True))
-        predicted = [*predict_task_free(net, known, embeddings)]
+        predicted = list(zip(*predict_task_free(net, known, embeddings), strict=True))
         if discriminant:
-            best = discriminant.scores(unit(embeddings[0])).argmax(1)
-            predicted.append(class_ids[best.to(class_ids.device)])
-        for row, ids in enumerate(predicted):
+            best = discriminant.scores(unit(embeddings[0])).argmax(1).to(class_ids.device)
+            predicted.append((class_ids[best], owners[best]))
+        for row, (ids, numbers) in enumerate(predicted):
             correct[row, index] = is_correct(ids == true_ids[index])
+            chosen[row, index] = numbers.cpu()
     by_task = zip(*(row.split(sizes) for row in world().sum(correct)), strict=True)
-    return [TaskFree(*map(_percent, rows)) for rows in by_task]
+    tasks_of = zip(*(row.split(sizes) for row in world().sum(chosen)), strict=True)
+    return [
+        TaskFree(
+            *map(_percent, hits),
+            chosen_tasks={
+                way: (100 * part.bincount(minlength=len(outputs)).double() / len(part)).tolist()
+                for way, part in zip(ways, numbers, strict=True)
+            },
+        )
+        for hits, numbers in zip(by_task, tasks_of, strict=True)
+    ]
 
 
 def predict_task_free(
     net: Network, known: ClassPrototypes, embeddings: Mapping[int, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return the class ids that confidence and prototypes choose among all tasks learnt so far.
+    """Return what confidence and prototypes choose among all tasks learnt so far.
 
-    `embeddings` are those of the same inputs for each task.
+    That is the ids of classes (2, n), and the tasks whose outputs they are (2, n). `embeddings` are
+    those of the same inputs for each task.
     """
     inputs = embeddings[0]
     best = inputs.new_full((2, len(inputs)), -torch.inf)
     choice = inputs.new_zeros(2, len(inputs), dtype=torch.int64)
+    chosen = torch.zeros_like(choice)
     for task, ids in enumerate(known.tasks):
         embedding = embeddings[task]
         # A head shared by all tasks may have more outputs than this task has classes.
@@ -129,7 +152,8 @@ def predict_task_free(
             better = value > best[row]
             best[row] = torch.where(better, value, best[row])
             choice[row] = torch.where(better, label, choice[row])
-    return choice[0], choice[1]
+            chosen[row] = chosen[row].masked_fill(better, task)
+    return choice, chosen
 
 
 @torch.no_grad()

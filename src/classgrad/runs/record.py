@@ -179,6 +179,9 @@ class RunRecord(Part):
     average_accuracy_task_free_statistics: float | None = None  # None: not comparable over tasks
     # Whether task-free accuracy was measured on batches that mix tasks; not so in older records.
     task_free_batches: Literal["mixed", "one task"] = "one task"
+    # Task unknown, after the last task that was measured so: of the test images of each task, the
+    # share answered with a class of each task, by confidence, prototypes and statistics.
+    task_confusion: dict[str, Matrix] = Field(default_factory=dict)
     backward_transfer: float | None = None
     forgetting: float | None = None
     forward_transfer: float | None = None
