@@ -9,6 +9,8 @@
 - speed: photos of 12 megapixels and thumbnails, from their files to the answers.
 - novelty: the factor in `classifier.novelty`, by how well it tells 12 classes from the 88 others,
   on training images alone, over six draws of the 12.
+- blocks: 12 classes in 3 tasks, with layers as they are and with last blocks that learn, on
+  training images alone, over two draws of the 12.
 - drift: how far the features of 2 earlier tasks moved while a third was learnt by gradient steps
   under projection, beside what `Learner.drift` says without their photos.
 - hundred: 100 classes in 10 tasks, all 500 photos of each, beside other classifiers on the same
@@ -46,6 +48,7 @@ ORDER_SEED = 1  # of the order of classes
 BATCH = 64
 DRIFT_SEEDS, DRIFT_PHOTOS = (1, 2), 10
 GENTLE = Training(epochs=4, batch_size=16, learning_rate=0.001)
+BLOCK_DRAWS, BLOCK_RATES, JUDGED = 2, (0.001, 0.003), 40
 FACTORS, DRAWS = (0, 0.25, 0.5, 0.7, 0.85, 1), 6
 SIZES = {"large": (4000, 3000), "thumbnail": (320, 240)}
 SPEED_PHOTOS, DIFFERENT = 1000, 20
@@ -252,6 +255,38 @@ def novelty(train: Split, test: Split) -> dict[str, Any]:
     return {"figures": {factor: sum(values) / DRAWS for factor, values in areas.items()}}
 
 
+def blocks(train: Split, test: Split) -> dict[str, Any]:
+    """Compare layers as they are with last blocks that learn, on training images."""
+    figures: dict[str, list[float]] = {}
+    for seed in range(BLOCK_DRAWS):
+        order = torch.randperm(100, generator=torch.Generator().manual_seed(300 + seed)).tolist()
+        tasks = [order[first : first + 4] for first in (0, 4, 8)]
+        learners = {"none": Learner(seed=seed)}
+        for method in (GPM(), CGP(contrast=0)):
+            for rate in BLOCK_RATES:
+                training = GENTLE.replace(learning_rate=rate)
+                learners[f"{method.name}, rate {rate:g}"] = Learner(
+                    method=method, tune="last", training=training, seed=seed
+                )
+        for name, learner in learners.items():
+            figures.setdefault(name, []).append(judged(learner, train, tasks))
+    return {"training": GENTLE.model_dump(), "photos": PER_CLASS, "figures": figures}
+
+
+def judged(learner: Learner, train: Split, tasks: Sequence[Sequence[int]]) -> float:
+    """Learn tasks; return the accuracy without the task on training images not learnt."""
+    new, wanted = [], []
+    for number, classes in enumerate(tasks):
+        images, names = of_classes(train, classes, PER_CLASS + JUDGED)
+        learnt = torch.arange(len(names)) % (PER_CLASS + JUDGED) < PER_CLASS
+        given = [name for name, one in zip(names, learnt, strict=True) if one]
+        learner.learn(f"task {number}", (pictures(images[learnt], learner.size), given))
+        new.append(images[~learnt])
+        wanted += [name for name, one in zip(names, learnt, strict=True) if not one]
+    answers = predicted(learner, torch.cat(new))
+    return share([one.name == name for one, name in zip(answers, wanted, strict=True)])
+
+
 def drift(train: Split, test: Split) -> dict[str, Any]:
     """Compare the drift that a learner reports with the movement of features, with the photos."""
     figures = {}
@@ -397,6 +432,7 @@ PARTS = {
     "forty": forty,
     "speed": speed,
     "novelty": novelty,
+    "blocks": blocks,
     "drift": drift,
     "hundred": hundred,
 }
