@@ -12,8 +12,6 @@ from classgrad.data.datasets import read
 from classgrad.data.sentences import as_text
 from classgrad.tasks import Split
 
-ORDERS = ("natural", "reversed", "shuffled")  # of the domains
-
 
 @dataclass(frozen=True)
 class Domain:

@@ -7,7 +7,6 @@ seen in how old intents are told apart. `together` tunes on all tasks at once: t
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -202,8 +201,3 @@ def hits(answers: Tensor, labels: Tensor) -> float:
 def mean(values: list[float]) -> float:
     """Return the mean; all tasks have as many sentences."""
     return sum(values) / len(values)
-
-
-def describe(contender: type[FineTuning]) -> dict[str, Any]:
-    """Return what a contender's settings are chosen from."""
-    return {"settings": contender.settings}

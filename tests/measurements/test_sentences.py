@@ -1,6 +1,7 @@
 """What `make sentences` measures: its cache, its ways to tune, and that its figures can fail."""
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks.sentences import tuned
+from benchmarks.sentences.__main__ import GOALS
 from benchmarks.sentences.contenders import CONTENDERS, EWC, FineTuning, GuardGPM
 from benchmarks.sentences.data import area
 from benchmarks.sentences.top import Cache, build
@@ -129,3 +131,57 @@ def test_the_record_says_how_it_was_measured():
     for name in names & set(recorded):
         one = recorded[name]["figures"]
         assert one["valid"] == max(each["valid"] for each in one["tried"])
+
+
+def test_the_tables_say_which_goals_are_reached():
+    fill = runpy.run_path(str(ROOT / "docs" / "fill_tables.py"))
+    learnt = {
+        "accuracy": 93.2,
+        "no intent": 95.9,
+        "refused at 0.05": 5.1,
+        "found at 0.05": 70.0,
+        "seconds": 200.0,
+        "of a core": 150.0,
+    }
+    frozen = {
+        **learnt,
+        "reversed": 92.9,
+        "order changes probabilities by": 3e-12,
+        "nearest mean": 91.5,
+        "milliseconds": {"median": 16.0, "median of a core": 14.0},
+    }
+    one = {
+        "settings": {"epsilon": 0.97},
+        "rate": 1e-3,
+        "test": 95.0,
+        "with_task": 98.0,
+        "first": 94.0,
+        "no_intent": 96.1,
+        "moved": 3.0,
+        "of_a_core": 120.0,
+    }
+    found = {
+        "goals": GOALS,
+        "frozen": {"machine": {"load": 1.0}, "figures": frozen},
+        "tuned": {"machine": {"load": 1.0}, "figures": learnt},
+        "guard, GPM": {"figures": one},
+    }
+    goals = {}
+    for line in fill["sentences"](found).splitlines()[2:]:
+        what, figure, goal, reached = (cell.strip() for cell in line.strip("|").split("|"))
+        goals[what] = (figure, goal, reached)
+    assert goals["frozen: accuracy"] == ("93.2 %", ">= 93.0 %", "yes")
+    assert goals["the tasks in reverse: accuracy"] == ("92.9 %", ">= 93.0 %", "**no**")
+    order = goals["most that the order of tasks changes a probability by"]
+    assert order == ("3e-12", "<= 1e-09", "yes")
+    tuned = "last two blocks tuned under CGP"
+    assert goals[f"{tuned}: accuracy"] == ("93.2 %", ">= 95.0 %", "**no**")
+    area = goals["frozen: area under the curve, intents against none"]
+    assert area == ("0.959", ">= 0.960", "**no**")
+    assert goals["frozen: minutes of one core"] == ("2.5", "<= 3.0", "yes")
+    assert goals[f"{tuned}: minutes of one core"] == ("2.5", "<= 30.0", "yes")
+    assert goals["one sentence, milliseconds of one core"] == ("14.0", "<= 15.0", "yes")
+    table = fill["tuned_sentences"](found)
+    row = "| guard, GPM | epsilon 0.97, 0.001 | 95.0 | 98.0 | 94.0 | 0.961 | 3.0 % | 2.0 |"
+    assert row in table
+    assert "Not run: frozen blocks; no guard; EWC; PEFT's OSF;" in table
