@@ -13,6 +13,8 @@ folders of runs, relative to the root of the repository. The other markers are:
 - `<!-- photos -->`: what `make photos` measured
 - `<!-- trust -->`, `<!-- printed -->`, `<!-- remains -->`: what `make trust` measured
 - `<!-- sentences -->`, `<!-- tuned-sentences -->`: what `make sentences` measured
+- `<!-- features: FOLDER -->`: pretrained features that learn on, and those that stay as they are
+- `<!-- task-confusion: FOLDER -->`: the picture of tasks that are taken for each other
 - `<!-- masks -->`: how many units HAT's training switches
 - `<!-- studies: FOLDER -->`: what `classgrad tune` tried of one setting, method by method
 - `<!-- experiment: NAME -->`: the results of an experiment beside the paper's figures
@@ -27,6 +29,7 @@ The last six read `results/paper`.
 
 import json
 import re
+import runpy
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +41,7 @@ from classgrad.experiments.compare import compare
 from classgrad.methods import METHODS
 from classgrad.report.terminal import markdown
 from classgrad.report.text import markdown_table, number
-from classgrad.runs.record import RunRecord
+from classgrad.runs.record import RunRecord, mean_std
 
 ROOT = Path(__file__).parent.parent
 RECIPE = "fast"  # of the runs that repeat the paper
@@ -47,6 +50,7 @@ PAPER = re.compile(
     r"(<!-- (experiment|paired|curve|learnt|directions|claims): (\S+) -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
+LEARNT = re.compile(r"(<!-- (features|task-confusion): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 STUDIES = re.compile(r"(<!-- studies: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURES = re.compile(
     r"(<!-- (faults|fuzz|interop|uncounted|guards|speed|saving|memory|peers|photos|masks|free"
@@ -100,6 +104,12 @@ def filled(page: str) -> str:
         }[match[2]]
         return match[1] + make(experiments.load(match[3])) + match[4]
 
+    def learnt_on(match: re.Match[str]) -> str:
+        paths = sorted((ROOT / match[3]).glob("*/record.json"))
+        make = {"features": features, "task-confusion": task_confusion}[match[2]]
+        return match[1] + make([RunRecord.load(path) for path in paths]) + match[4]
+
+    page = LEARNT.sub(learnt_on, page)
     page = STUDIES.sub(lambda match: match[1] + studies(ROOT / match[2]) + match[3], page)
     return PAPER.sub(paper, FIGURES.sub(figures, TABLE.sub(table, page)))
 
@@ -511,6 +521,72 @@ def tuned_sentences(found: dict[str, Any]) -> str:
     return markdown_table(rows) + not_run([name for name in planned if name not in names])
 
 
+def features(records: list[RunRecord]) -> str:
+    """Return a table of pretrained features that learn on, beside those that stay as they are."""
+    heads = ["", "photos of each class", "pixels", "learning rate", "seeds", "with the task %"]
+    heads += ["BWT", "without, by statistics %", "more than as they are"]
+    if not records:
+        return "Not run yet.\n"
+    groups: dict[tuple[Any, ...], list[RunRecord]] = {}
+    for record in records:
+        options = record.network_options
+        data = record.benchmark_options["train_per_class"], options["size"]
+        fixed = not options["trainable"]
+        kind = (0, "features as they are") if fixed else (1, record.method_name)
+        rate = None if fixed else record.training["learning_rate"]
+        groups.setdefault((data, kind, rate), []).append(record)
+    still = {
+        (data, record.seed): record.average_accuracy_task_free_statistics or 0.0
+        for (data, kind, _), group in groups.items()
+        for record in group
+        if not kind[0]
+    }
+    rows = [heads]
+    ordered = sorted(groups, key=lambda one: (one[0][0] or 10**9, one[0][1], one[1], one[2] or 0.0))
+    for data, kind, rate in ordered:
+        group = groups[data, kind, rate]
+        figures = [
+            mean_std(getattr(one, name) for one in group)
+            for name in ("average_accuracy", "average_accuracy_task_free_statistics")
+        ]
+        transfer = mean_std(one.backward_transfer for one in group)
+        gains = mean_std(
+            (one.average_accuracy_task_free_statistics or 0.0) - still[data, one.seed]
+            for one in group
+            if kind[0] and (data, one.seed) in still
+        )
+        rows.append(
+            [
+                kind[1],
+                str(data[0] or "all"),
+                str(data[1]),
+                "-" if rate is None else f"{rate:g}",
+                ", ".join(str(one.seed) for one in sorted(group, key=lambda one: one.seed)),
+                figures[0].text() if figures[0] else "-",
+                transfer.text(signed=True) if transfer else "-",
+                figures[1].text() if figures[1] else "-",
+                gains.text(signed=True) if gains else "-",
+            ]
+        )
+    return markdown_table(rows)
+
+
+def task_confusion(records: list[RunRecord]) -> str:
+    """Return the picture of the tasks that are taken for each other, if a record has them."""
+    if not any(record.task_confusion for record in records):
+        return ""
+    script = runpy.run_path(str(ROOT / "docs" / "figures" / "make_confusion.py"))
+    found = script["recorded"]()
+    before, after = (script["right_task"](found, way) for way in ("confidence", "statistics"))
+    return (
+        "![Two matrices of tasks: by confidence answers scatter over all tasks, by statistics "
+        f"most are on the diagonal](figures/{script['FILE']})\n\n"
+        f"*The test photos of each task (row) by the task of their answer, in per cent. By "
+        f"confidence {before:.0f} % of the answers are of the right task, by statistics "
+        f"{after:.0f} %. Drawn by [make_confusion.py](figures/make_confusion.py).*\n"
+    )
+
+
 def photos(found: dict[str, Any]) -> str:
     """Return a table of what a learner makes of photos without the task, beside the goals."""
     twelve, forty, hundred, speed = (
@@ -571,6 +647,11 @@ def photos(found: dict[str, Any]) -> str:
         1e-9,
         below=True,
     )
+    blocks = found.get("blocks", {}).get("figures", {})
+    for name, values in blocks.items():
+        how = "layers as they are" if name == "none" else f"last blocks learn, {name}"
+        what = f"12 classes in 3 tasks, training photos that were not learnt: {how}"
+        row(what, statistics.fmean(values), "{:.1f} %")
     return markdown_table(rows)
 
 
@@ -655,7 +736,8 @@ def remains(found: dict[str, Any]) -> str:
     ):
         cells = []
         for one in sizes:
-            values = [one[key][attack] for key in ("before", "forgotten", "forgotten with images")]
+            states = ("before", "forgotten", "forgotten with images")
+            values = [one[key].get(attack) for key in states]  # older records lack some
             shown = [
                 f"{100 * x:.0f}" if "%" in chance else f"{x:.2f}" for x in values if x is not None
             ]
