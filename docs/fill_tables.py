@@ -640,6 +640,9 @@ def photos(found: dict[str, Any]) -> str:
         "the same, Deep_SLDA with the classes in reverse", hundred["deep_slda_reversed"], "{:.1f} %"
     )
     row("the same, RanPAC with 4,000 random features", hundred["ranpac"], "{:.1f} %")
+    if "lifted" in hundred:
+        what = "the same, a ridge on 4,000 random features of square roots, chosen from sums"
+        row(what, hundred["lifted"], "{:.1f} %")
     row(
         "largest change of our scores in reverse",
         hundred["order_changes_scores_by"],
