@@ -13,6 +13,7 @@ folders of runs, relative to the root of the repository. The other markers are:
 - `<!-- photos -->`: what `make photos` measured
 - `<!-- trust -->`, `<!-- printed -->`, `<!-- remains -->`: what `make trust` measured
 - `<!-- sentences -->`, `<!-- tuned-sentences -->`: what `make sentences` measured
+- `<!-- runs: FOLDER -->`: as `table`, of runs that may not be there yet
 - `<!-- features: FOLDER -->`: pretrained features that learn on, and those that stay as they are
 - `<!-- task-confusion: FOLDER -->`: the picture of tasks that are taken for each other
 - `<!-- masks -->`: how many units HAT's training switches
@@ -45,12 +46,15 @@ from classgrad.runs.record import RunRecord, mean_std
 
 ROOT = Path(__file__).parent.parent
 RECIPE = "fast"  # of the runs that repeat the paper
+NOT_RUN = "Not run yet.\n"
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PAPER = re.compile(
     r"(<!-- (experiment|paired|curve|learnt|directions|claims): (\S+) -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
-LEARNT = re.compile(r"(<!-- (features|task-confusion): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+LEARNT = re.compile(
+    r"(<!-- (features|task-confusion|runs): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
+)
 STUDIES = re.compile(r"(<!-- studies: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURES = re.compile(
     r"(<!-- (faults|fuzz|interop|uncounted|guards|speed|saving|memory|peers|photos|masks|free"
@@ -106,7 +110,7 @@ def filled(page: str) -> str:
 
     def learnt_on(match: re.Match[str]) -> str:
         paths = sorted((ROOT / match[3]).glob("*/record.json"))
-        make = {"features": features, "task-confusion": task_confusion}[match[2]]
+        make = {"features": features, "task-confusion": task_confusion, "runs": runs}[match[2]]
         return match[1] + make([RunRecord.load(path) for path in paths]) + match[4]
 
     page = LEARNT.sub(learnt_on, page)
@@ -521,12 +525,17 @@ def tuned_sentences(found: dict[str, Any]) -> str:
     return markdown_table(rows) + not_run([name for name in planned if name not in names])
 
 
+def runs(records: list[RunRecord]) -> str:
+    """Return a table of runs, if there are any."""
+    return markdown(records) if records else NOT_RUN
+
+
 def features(records: list[RunRecord]) -> str:
     """Return a table of pretrained features that learn on, beside those that stay as they are."""
     heads = ["", "photos of each class", "pixels", "learning rate", "seeds", "with the task %"]
     heads += ["BWT", "without, by statistics %", "more than as they are"]
     if not records:
-        return "Not run yet.\n"
+        return NOT_RUN
     groups: dict[tuple[Any, ...], list[RunRecord]] = {}
     for record in records:
         options = record.network_options
