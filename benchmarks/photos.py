@@ -276,7 +276,8 @@ def blocks(train: Split, test: Split) -> dict[str, Any]:
 
 def judged(learner: Learner, train: Split, tasks: Sequence[Sequence[int]]) -> float:
     """Learn tasks; return the accuracy without the task on training images not learnt."""
-    new, wanted = [], []
+    new: list[Tensor] = []
+    wanted: list[str] = []
     for number, classes in enumerate(tasks):
         images, names = of_classes(train, classes, PER_CLASS + JUDGED)
         learnt = torch.arange(len(names)) % (PER_CLASS + JUDGED) < PER_CLASS
@@ -447,7 +448,8 @@ def ridge_by_gcv(products: Tensor, sums: Tensor, count: int) -> Tensor:
 
     scale = float(values.mean())
     best = min((scale * ridge for ridge in RIDGES), key=score)
-    return vectors @ (rotated / (values + best)[:, None])
+    weights: Tensor = vectors @ (rotated / (values + best)[:, None])
+    return weights
 
 
 def streaming_lda(x: Tensor, labels: Tensor, new: Tensor, order: Sequence[int]) -> Tensor:

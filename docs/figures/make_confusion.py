@@ -5,6 +5,7 @@ with a class of each task, when the task is not told.
 """
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -17,7 +18,7 @@ FILE = "task-confusion.svg"
 PANELS = {"confidence": "By confidence of each task's head", "statistics": "By class statistics"}
 DARK = 50  # per cent from which numbers are white
 # As in make_guarantee.py: one look on light and dark pages, and the same file every time.
-STYLE = {
+STYLE: dict[Any, Any] = {
     "figure.facecolor": "#fafafa",
     "axes.facecolor": "#fafafa",
     "font.size": 9,

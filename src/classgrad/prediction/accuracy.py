@@ -119,16 +119,15 @@ def evaluate_task_free(
             chosen[row, index] = numbers.cpu()
     by_task = zip(*(row.split(sizes) for row in world().sum(correct)), strict=True)
     tasks_of = zip(*(row.split(sizes) for row in world().sum(chosen)), strict=True)
-    return [
-        TaskFree(
-            *map(_percent, hits),
-            chosen_tasks={
-                way: (100 * part.bincount(minlength=len(outputs)).double() / len(part)).tolist()
-                for way, part in zip(ways, numbers, strict=True)
-            },
-        )
-        for hits, numbers in zip(by_task, tasks_of, strict=True)
-    ]
+    found = []
+    for hits, numbers in zip(by_task, tasks_of, strict=True):
+        shares = {
+            way: (100 * part.bincount(minlength=len(outputs)).double() / len(part)).tolist()
+            for way, part in zip(ways, numbers, strict=True)
+        }
+        rates = [*map(_percent, hits), math.nan]
+        found.append(TaskFree(rates[0], rates[1], rates[2], shares))
+    return found
 
 
 def predict_task_free(

@@ -609,7 +609,7 @@ class Run:
                 metrics.average_accuracy(by_statistics) if comparable else None
             )
             chosen = [one for score in self.scores[-1] if (one := score.chosen_tasks)]
-            ways = chosen[0] if chosen else ()
+            ways = list(chosen[0]) if chosen else []
             record.task_confusion = {way: [list(one[way]) for one in chosen] for way in ways}
         record.classes = self.class_results()
         record.memory_bytes = self.method.memory_bytes()
