@@ -15,7 +15,7 @@ from classgrad.runs.record import RunRecord
 FOLDER = Path(__file__).parent
 RECORDS = FOLDER.parents[1] / "results" / "pretrained"
 FILE = "task-confusion.svg"
-PANELS = {"confidence": "By confidence of each task's head", "statistics": "By class statistics"}
+PANELS = {"confidence": "By confidence", "statistics": "By statistics"}
 DARK = 50  # per cent from which numbers are white
 # As in make_guarantee.py: one look on light and dark pages, and the same file every time.
 STYLE: dict[Any, Any] = {
