@@ -8,10 +8,13 @@ import shutil
 import signal
 import sys
 import time
+from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from classgrad import Learner, cli
+from classgrad.cli import info
 from classgrad.networks.network import preserved_rng
 from commands import one_line, started
 from photos import kept, photos
@@ -324,6 +327,25 @@ def test_predictions_are_a_table_json_or_csv(call, learnt):
     assert call(*words, "--batch-size", "4")[0] == 0
     result = json.loads(call("predict", "state", "fish/ray", "--by", "prototypes", "--json")[1])
     assert [line["classes"][0]["class"] for line in result] == ["ray"] * 10
+
+
+@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("several", ["images", "sentences"])
+def test_tables_of_a_learner_cut_nothing_on_a_narrow_terminal(place, learnt, several, width):
+    name = "a task with a rather long name"
+    learner = Learner.load(place / "state")
+    interval = {"samples": 1234, "low": 83.2, "high": 100.0}
+    tasks = [replace(task, name=name, interval=interval) for task in learner.tasks]
+    console = Console(file=io.StringIO(), width=width)
+    console.print(info.task_table(tasks, several, width), info.rank_table(learner.forecast()))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in "".join(lines)
+    words = " ".join(lines).split()
+    for word in (*name.split(), several, "accuracy", "interval", "83.2", "100.0", "measured"):
+        assert word in words
+    assert {task.when[:10] for task in tasks} <= {*words}
+    assert ("1,234" in words) == (width == 80)
 
 
 def test_info_shows_tasks_ranks_memory_and_settings(call, learnt):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from classgrad.methods.projection.forecast import LayerForecast
 
 app = typer.Typer()
+WIDE = 70  # columns of text: room for every column of the table of tasks
 ALIKE = {"images": "look alike", "sentences": "are the same"}
 
 
@@ -54,9 +55,9 @@ def show_info(console: "Console", learner_info: "Info") -> None:
     for warning in learner_info.warnings:
         console.print(f"{warning}; this is the previous one", soft_wrap=True)
     if learner_info.tasks:
-        console.print(task_table(learner_info.tasks, kind.several))
+        console.print(task_table(learner_info.tasks, kind.several, console.width), "")
     if learner_info.free_rank:
-        console.print(rank_table(learner_info.free_rank))
+        console.print(rank_table(learner_info.free_rank), "")
         line("free rank", str(Capacity(learner_info.free_rank)))
     if learner_info.unfinished is not None:
         first = "" if learner_info.tasks else ", the first task"
@@ -114,34 +115,46 @@ def drift_lines(drifts: "Sequence[Drift]") -> list[str]:
     return [f"of {one.task}: {text}" for one, text in zip(drifts, texts, strict=True)]
 
 
-def task_table(tasks: "Sequence[LearntTask]", several: str = "images") -> "Table":
-    """Return a table with a row for each task, of `several` images or sentences."""
-    from rich.table import Table
+def task_table(tasks: "Sequence[LearntTask]", several: str = "images", width: int = 80) -> "Table":
+    """Return a table with a row for each task, of `several` images or sentences.
 
-    table = Table("task", "classes", several, "accuracy %", "95 % interval", "from", "learnt")
-    for column in table.columns[1:6]:
-        column.justify = "right"
+    In less than 70 columns of text it leaves out how many of them intervals are told from.
+    """
+    from classgrad.report.terminal import plain_table
+
+    table = plain_table()
+    table.add_column("task", overflow="fold", min_width=5)
+    table.add_column("classes", justify="right", no_wrap=True)
+    table.add_column(several, justify="right", no_wrap=True)
+    table.add_column("accuracy\n%", justify="right", no_wrap=True)
+    # Two lines where space is short.
+    table.add_column("95 %\ninterval", justify="right", min_width=len("interval"))
+    if width >= WIDE:
+        table.add_column("from", justify="right", no_wrap=True)
+    table.add_column("learnt", justify="right", no_wrap=True)
     for task in tasks:
         interval = task.interval
-        table.add_row(
+        cells = [
             task.name,
             str(len(task.class_names) - len(task.forgotten)),
             f"{sum(task.samples):,}",
             "-" if task.accuracy is None else f"{task.accuracy:.1f}",
             "-" if interval is None else f"{interval['low']:.1f} to {interval['high']:.1f}",
-            "-" if interval is None else f"{interval['samples']:,}",
-            task.when[:10],
-        )
+        ]
+        if width >= WIDE:
+            cells.append("-" if interval is None else f"{interval['samples']:,}")
+        table.add_row(*cells, task.when[:10])
     return table
 
 
 def rank_table(layers: "Sequence[LayerForecast]") -> "Table":
     """Return a table with a row for each layer: directions in use, of how many, classes left."""
-    from rich.table import Table
+    from classgrad.report.terminal import plain_table
 
-    table = Table("layer", "in use", "of", "classes left", "9 of 10 measured")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = plain_table()
+    table.add_column("layer", overflow="fold")
+    for heading in ("in use", "of", "classes\nleft", "9 of 10\nmeasured"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for layer in layers:
         left = "-" if layer.classes_left is None else f"{layer.classes_left:,}"
         between = "-" if not layer.classes_left else f"{layer.fewest:,} to {layer.most:,}"
