@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import sys
+import tomllib
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from PIL import Image
 
 import shell_lines
 from classgrad import cli
-from classgrad.cli import reproduce, tune
+from classgrad.cli import checks, reproduce, tune
 from classgrad.cli.options import make_plans, parse_seeds, parse_settings
 from classgrad.runs import recipes
 from photos import photos
@@ -256,3 +257,38 @@ def starred(word):
 def test_every_reason_why_commands_are_not_run_is_one_of_some():
     assert {why_not_run(command) for command in COMMANDS} == {None, *ONLY_PARSED}
     assert len(RUN) > 60
+
+
+def test_targets_of_make_are_those_of_the_makefile():
+    targets = set(re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[0].split())
+    named = {}
+    for path in shell_lines.PAGES:
+        for found in re.finditer(
+            r"(?:`|^)make ([a-z][\w-]*)(?=`| +#| [A-Z]+=|$)", text_of(path), re.M
+        ):
+            named.setdefault(found[1], path.name)
+    assert set(named) - targets == set()
+    page = text_of(ROOT / "docs" / "make.md")
+    assert {target for target in targets if f"| `make {target}` |" not in page} == set()
+
+
+def test_scripts_and_extras_that_pages_name_exist():
+    project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
+    extras, scripts = set(), set()
+    for path in shell_lines.PAGES:
+        for found in re.findall(r"classgrad\[([\w,]+)\]", text_of(path)):
+            extras |= {*found.split(",")}
+        scripts |= {*re.findall(r"(?:`|^)python ([\w/]+\.py)", text_of(path), re.M)}
+    assert {"ray", "onnx"} <= extras <= project["optional-dependencies"].keys()
+    assert {"docs/fill_tables.py", "tests/list_tables.py"} <= scripts
+    assert all((ROOT / script).exists() for script in scripts)
+
+
+def test_the_page_on_doctor_names_all_that_it_checks():
+    rows = re.findall(r"^\| (.*?) \|", text_of(ROOT / "docs" / "doctor.md"), re.M)
+    named = [name.strip("`") for row in rows[1:] for name in row.split(", ")]
+    assert named == [check.name for check in checks.checks(None)]
+
+
+def text_of(path):
+    return path.read_text(encoding="utf-8")
