@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -40,20 +41,40 @@ class Reader(HTMLParser):
             self.links.append(values["href"])
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
+def make_docs(place, *words):
+    """Do what `make docs` does, in a folder with settings of MkDocs."""
     if find_spec("material") is None or find_spec("mkdocstrings") is None:
         pytest.skip("MkDocs is not installed: make docs")
-    folder = tmp_path_factory.mktemp("site")
-    made = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT,
+    (command,) = re.findall(r"\$\(BIN\)/mkdocs (.*)", (ROOT / "Makefile").read_text())
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", *command.split(), *words],
+        cwd=place,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
     )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    made = make_docs(ROOT, "--site-dir", str(folder))
     assert made.returncode == 0, made.stderr
     return folder
+
+
+def test_a_broken_link_stops_it(tmp_path):
+    ours = (ROOT / "mkdocs.yml").read_text()
+    kept = re.findall(r"^(?:strict:.*|validation:(?:\n  .*)+)$", ours, re.M)
+    assert len(kept) == 2
+    (tmp_path / "mkdocs.yml").write_text("\n".join(["site_name: small", *kept]))
+    page = tmp_path / "docs" / "index.md"
+    page.parent.mkdir()
+    for link, code in (("index.md", 0), ("nowhere.md", 1)):
+        page.write_text(f"[a link]({link})")
+        made = make_docs(tmp_path)
+        assert made.returncode == code, made.stderr
+        assert ("nowhere.md" in made.stderr) == bool(code)
 
 
 @pytest.fixture(scope="module")
