@@ -37,8 +37,10 @@ from classgrad.tasks import Split, Task, batches
 
 OUT = Path(__file__).parent.parent / "results" / "free.json"
 BATCH, IMAGES = 64, 960
-# Bases that no run of the experiment has.
+# Bases that no line of the experiment has.
 MORE: dict[str, dict[str, Any]] = {
+    "CGP + BR, pooled": {"reading": "pooled"},
+    "CGP + BR, pooled, 20 samples of a class": {"reading": "pooled", "samples": 20},
     "CGP + BR, algorithm, η 0.5, any samples": {"similarity": 0.5, "correct_only": False},
     "CGP + BR, released, any samples": {"reading": "released", "correct_only": False},
     "CGP + BR, algorithm, centred, η 0.2": {"similarity": 0.2, "centred": True},
@@ -85,8 +87,7 @@ def study(
         measured = layers(method, energies)
         if any(measured == earlier["layers"] for earlier in results["lines"]):
             continue  # they differ in training only
-        label = line.label.removesuffix(", lower rate")  # all have the same weights here
-        results["lines"].append({"label": label, "layers": measured})
+        results["lines"].append({"label": line.label, "layers": measured})
     OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     console.print(f"written   {OUT}", soft_wrap=True)
 

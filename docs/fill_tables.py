@@ -25,7 +25,7 @@ folders of runs, relative to the root of the repository. The other markers are:
 - `<!-- directions: NAME -->`: the protected directions of each layer
 - `<!-- claims: NAME -->`: what the paper says of its method, beside what the lines show
 
-The last six read `results/paper`.
+The last six read `results/paper` and `results/natural-order`.
 """
 
 import json
@@ -120,7 +120,9 @@ def filled(page: str) -> str:
 
 def paper_records() -> list[RunRecord]:
     """Return the records of the runs that repeat the paper."""
-    return [RunRecord.load(path) for path in sorted((ROOT / "results/paper").glob("*/record.json"))]
+    folders = (ROOT / "results" / name for name in ("paper", "natural-order"))
+    paths = [path for folder in folders for path in sorted(folder.glob("*/record.json"))]
+    return [RunRecord.load(path) for path in paths]
 
 
 REPEATED = {None: "-", "repeated": "yes", "not repeated": "**no**", "open": "open"}

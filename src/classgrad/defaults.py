@@ -70,6 +70,11 @@ def of(part: str, version: int | None = None) -> Part:
     return values
 
 
+def knows(part: str) -> bool:
+    """Tell whether the table has a part: a method can be there and have no settings."""
+    return any(part in parts for parts in tables()[0].values())
+
+
 def _by_current_names(part: str, kind: type[Settings], version: int) -> Part:
     """Return the defaults of a version by current names.
 

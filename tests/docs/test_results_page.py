@@ -32,7 +32,9 @@ def reading(name, seed=101):
 
 def long_run(method, few=None):
     """Return the long run without contrast at the lower rate, with base refining."""
-    records = map(RunRecord.load, sorted((RESULTS / "paper").glob(f"split-cifar100-{method}-*")))
+    records = map(
+        RunRecord.load, sorted((RESULTS / "natural-order").glob(f"split-cifar100-{method}-*"))
+    )
     (record,) = [
         record
         for record in records

@@ -35,8 +35,8 @@ def test_a_run_that_several_tables_show_is_one_job(tmp_path):
 
 def test_the_first_seed_of_all_lines_comes_first(tmp_path):
     jobs = jobs_of_experiments(experiments.load_many("eta,components"), "fast", [4, 2], tmp_path)
-    assert len(jobs) == 24
-    assert [job.plan.seed for job in jobs] == [4] * 12 + [2] * 12
+    assert len(jobs) == 28
+    assert [job.plan.seed for job in jobs] == [4] * 14 + [2] * 14
     assert jobs[0].labels == ("eta: η = 0.5",)
     (first, *_) = jobs_of_experiments(experiments.load_many("eta"), "fast", [4], tmp_path)
     assert first.labels == ("η = 0.5",)

@@ -23,8 +23,8 @@ FOUND = json.loads((ROOT / "results" / "free.json").read_text())
 
 def test_its_bases_are_those_of_the_runs():
     # Of runs with the study's learning rate. Processors that round differently differ a little.
-    experiment = experiments.load("directions")
-    paths = (ROOT / "results" / "paper").glob("*/record.json")
+    experiment = experiments.load("natural-order")
+    paths = (ROOT / "results" / "natural-order").glob("*/record.json")
     records = experiment.records([RunRecord.load(path) for path in paths], "fast")
     found = {line["label"]: line["layers"] for line in FOUND["lines"]}
     compared = 0

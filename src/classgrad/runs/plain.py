@@ -47,7 +47,7 @@ def in_effect(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     differing = first_identity(values)
     result = {}
     for part, key in keys(values).items():
-        first = defaults.of(key, 1) or _class_defaults(values, part)
+        first = defaults.of(key, 1) if defaults.knows(key) else _class_defaults(values, part)
         former = FORMER.get(key, set())
         result[part] = {n: v for n, v in first.items() if n not in former} | differing[part]
     return result

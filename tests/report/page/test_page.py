@@ -381,7 +381,7 @@ def test_every_run_has_its_command_if_there_is_one():
     commands = [one.text for one in parsed(page([known])).one(id="runs").all("code")]
     assert commands[0] == (
         "classgrad run split-cifar100 --method cgp --network alexnet5 --recipe fast --seed 7 "
-        "--set similarity=0.8"
+        "--set similarity=0.8 --set class_order=shuffled"
     )
     assert "classgrad run" not in parsed(page([record()])).one(id="runs").text
     older = {name: value for name, value in known.method.items() if name != "severity"}

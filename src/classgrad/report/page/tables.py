@@ -67,7 +67,7 @@ def command_of(record: RunRecord) -> str | None:
     words = ["classgrad", "run", record.benchmark, "--method", record.method_name]
     words += ["--network", record.network, "--recipe", record.recipe, "--seed", str(record.seed)]
     for name, value in values.items():
-        words += ["--set", f"{name}={json.dumps(value)}"]
+        words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
     return shlex.join(words)
 
 
