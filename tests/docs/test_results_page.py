@@ -4,8 +4,11 @@ import json
 import re
 from pathlib import Path
 
+import matplotlib
 import pytest
 
+from benchmarks import forgetting
+from benchmarks.charts import STYLE
 from classgrad.runs.record import RunRecord
 
 pytestmark = pytest.mark.docs
@@ -123,3 +126,9 @@ def test_what_less_protection_gains_otherwise_is_of_the_records():
     assert "the readings make up a fifth to two fifths of what CGP lacks" in words
     assert shares[:2] == pytest.approx([1 / 5, 2 / 5], abs=0.02)
     assert min(shares[2:]) > 0.8  # "nearly all of it"
+
+
+def test_the_picture_of_forgetting_is_drawn_from_the_records(tmp_path):
+    with matplotlib.rc_context(STYLE):
+        forgetting.draw().savefig(tmp_path / "drawn.svg", metadata={"Date": None})
+    assert (tmp_path / "drawn.svg").read_text() == forgetting.OUT.read_text()
