@@ -1,6 +1,6 @@
 # make run    set up, then learn the embedded default stream with three methods and compare them
 # make check  set up, then check format, lint, types, and what most changes touch: 1 minute
-# make test   set up, then check format, lint, types, and run all tests but those of docs: 5 minutes
+# make test   set up, then check format, lint, types, and run all tests but those of docs: 6 minutes
 # make docs-check set up, then compare the docs with code and records, and run their commands: a minute
 # make docs   set up with MkDocs, and make a site of the docs in site/, which opens offline: half a minute
 # make fuzz   set up, then read 20,000 damaged files of every kind: about 30 minutes on two cores
