@@ -81,11 +81,11 @@ def test_the_study_writes_every_line(tmp_path, monkeypatch):
     monkeypatch.setattr(free, "OUT", tmp_path / "free.json")
     monkeypatch.setattr(free, "load_stream", lambda plan, data_dir: stream)
     experiment = experiments.load("directions")
-    few_ends = ("ed, lower rate", "released")
-    lines = [line for line in experiment.lines if line.label.endswith(few_ends)]
-    lines += [line for line in experiment.lines if line.label in ("GPM", "GPM, lower rate")]
+    lines = [line for line in experiment.lines if line.label in ("GPM", "CGP + BR, released")]
     few = experiment.model_copy(update={"lines": lines})
-    monkeypatch.setattr(free, "MORE", {"centred": {"centred": True}})
+    pooled = {"reading": "pooled"}
+    more = {"pooled": pooled, "the same": pooled, "centred": {"centred": True}}
+    monkeypatch.setattr(free, "MORE", more)
     monkeypatch.setattr(free.experiments, "load", lambda name: few)
     ended = CliRunner().invoke(free.app, [])
     assert ended.exit_code == 0, ended.output
@@ -93,7 +93,7 @@ def test_the_study_writes_every_line(tmp_path, monkeypatch):
     assert result["command"].startswith("python -m benchmarks.free")
     assert result["seed"] == 1
     labels = [line["label"] for line in result["lines"]]
-    assert labels == ["CGP + BR, released", "CGP + BR, pooled", "GPM", "centred"]
+    assert labels == ["GPM", "CGP + BR, released", "pooled", "centred"]
     measured = [json.dumps(line["layers"]) for line in result["lines"]]
     assert len(set(measured)) == len(measured)  # lines with the same bases are one
     for line in result["lines"]:
