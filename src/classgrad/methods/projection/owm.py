@@ -49,6 +49,7 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from classgrad.core.layers import Site, Source, tap
+from classgrad.core.linalg import from_upper_half, upper_half
 from classgrad.core.projector import Projection, Projector, updates_follow_gradients
 from classgrad.errors import Diverged, UserError
 from classgrad.methods.base import LayerRank, Method, Step
@@ -265,27 +266,13 @@ class OWM(Method):
         self.projector.set_projections(self._projections, self._frozen)
 
 
-def upper_half(matrix: Tensor) -> Tensor:
-    """Symmetric matrix (d x d) -> its upper half with the diagonal, row by row.
-
-    >>> upper_half(torch.tensor([[1.0, 2.0], [2.0, 3.0]])).tolist()
-    [1.0, 2.0, 3.0]
-    """
-    return matrix[torch.ones_like(matrix, dtype=torch.bool).triu()]
-
-
 def whole(half: Tensor, dimension: int) -> Tensor:
     """Return the matrix of an upper half; a whole matrix, as earlier versions saved, as it is.
 
     >>> whole(torch.tensor([1.0, 2.0, 3.0]), 2).tolist()
     [[1.0, 2.0], [2.0, 3.0]]
     """
-    if half.dim() == 2:
-        return half
-    matrix = half.new_empty(dimension, dimension)
-    upper = torch.ones_like(matrix, dtype=torch.bool).triu()
-    matrix[upper] = matrix.T[upper] = half
-    return matrix
+    return half if half.dim() == 2 else from_upper_half(half, dimension)
 
 
 def mean_rows(
