@@ -21,7 +21,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", help="by default all", metavar="NAME")
     parser.add_argument("--inputs", type=int, default=20_000, help="for each target")
-    parser.add_argument("--out", type=Path, help="a JSON file for the figures")
+    parser.add_argument(
+        "--out", type=Path, help="a JSON file for the figures; other targets in it keep theirs"
+    )
     given = parser.parse_args()
     names = given.names or list(TARGETS)
     spawn = multiprocessing.get_context("spawn")
@@ -32,7 +34,9 @@ def main() -> None:
             result[name] = counts
             print(text, flush=True)
     if given.out:
-        content = {"versions": versions(), "targets": result}
+        known = json.loads(given.out.read_text())["targets"] if given.out.exists() else {}
+        tried = {name: (known | result)[name] for name in TARGETS if name in known | result}
+        content = {"versions": versions(), "targets": tried}
         given.out.write_text(json.dumps(content, indent=1) + "\n")
     sys.exit(None in result.values())
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from classgrad.learner.sentences import SentenceInputs
 from fuzz.target import Strategy, Target
-from fuzz.trees import changed
+from fuzz.trees import as_json, changed
 
 ROWS = [("Où est l'hôtel?", "travel"), ('say "hello", please', "talk"), ("我怎么转账", "banking")]
 KIND = SentenceInputs(64)
@@ -49,7 +49,7 @@ def _changed_lines(sound: bytes) -> Strategy:
 def _as_lines(tree: object) -> bytes:
     rows = tree.get("rows") if isinstance(tree, dict) else tree
     rows = rows if isinstance(rows, list) else [rows]
-    return "\n".join(json.dumps(row, default=str) for row in rows).encode("utf-8", "replace")
+    return b"\n".join(map(as_json, rows))
 
 
 TARGETS = (

@@ -143,7 +143,10 @@ def _from_table(path: Path, needed: Sequence[str]) -> Rows:
                 )
             yield place, row[TEXT], row.get(LABEL) or ""
     except csv.Error as error:
-        raise UserError(f"'{shown(path)}', line {reader.line_num}: {error}") from None
+        what = str(error)  # names the separator, which may be a tab
+        if "expected after" in what:
+            what = 'text after a closing quote; a quote in a sentence is written twice, ""'
+        raise UserError(f"'{shown(path)}', after line {reader.line_num}: {what}") from None
 
 
 def _from_lines(path: Path, needed: Sequence[str]) -> Rows:
