@@ -286,7 +286,8 @@ def when_learnt(record: RunRecord) -> list[float]:
 
 def directions(experiment: experiments.Experiment) -> str:
     """Return the rank of each layer's basis, its dimension, and the accuracy on the tasks."""
-    records = {label: r for label, r in finished(experiment).items() if r.layers}
+    ended = finished(experiment)
+    records = {label: record for label, record in ended.items() if record.layers}
     first = next(iter(records.values()))
     sizes = [f"{layer.name}, of {layer.dimension:,}" for layer in first.layers]
     rows = [["", *sizes, "later tasks, when learnt", "ACC %", "BWT"]]
@@ -296,7 +297,7 @@ def directions(experiment: experiments.Experiment) -> str:
         transfer = number(record.backward_transfer, signed=True)
         rows.append([label, *ranks, *(number(value) for value in accuracies), transfer])
     return markdown_table(rows) + not_run(
-        [x.label for x in experiment.lines if x.label not in records]
+        [x.label for x in experiment.lines if x.label not in ended]
     )
 
 
