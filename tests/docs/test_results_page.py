@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import forgetting
 from benchmarks.charts import STYLE
+from classgrad.experiments import spec as experiments
 from classgrad.runs.record import RunRecord
 
 pytestmark = pytest.mark.docs
@@ -126,6 +127,41 @@ def test_what_less_protection_gains_otherwise_is_of_the_records():
     assert (
         f"ε = 0.95 instead of 0.97 gains {gains[0]:.1f} points on `released` and {gains[1]:.1f} "
         "on GPM" in words
+    )
+
+
+def test_what_long_runs_confirm_is_of_the_records():
+    records = [RunRecord.load(path) for path in sorted((RESULTS / "paper").glob("*/record.json"))]
+    found = experiments.load("directions").records(records, "fast")
+    gpm, many, few = (
+        next(one for one in found[label] if one.seed == 1)
+        for label in ("GPM", "CGP + BR, released", "CGP + BR, released, 20 samples of a class")
+    )
+    lines = experiments.load("components")
+    [finetune] = [one for one in lines.records(records, "fast")["finetune"] if one.seed == 1]
+    paper = {line.label: line.paper for line in lines.lines}
+
+    def later(record):
+        learnt = [row[task] for task, row in enumerate(record.accuracy_matrix)]
+        return sum(learnt[1:]) / len(learnt[1:])
+
+    words = " ".join(PAGE.split())
+    assert f"where finetuning loses {-finetune.backward_transfer:.0f}." in words
+    assert abs(gpm.average_accuracy - paper["GPM"].accuracy) < 0.2
+    assert abs(gpm.backward_transfer - paper["GPM"].transfer) < 0.2
+    published = paper["CGP + BR, released"]
+    assert (
+        f"is {published.accuracy - many.average_accuracy:.1f} points below the paper's ACC and "
+        "forgets a point less" in words
+    )
+    assert many.backward_transfer - published.transfer == pytest.approx(1, abs=0.1)
+    assert f"It is {gpm.average_accuracy - many.average_accuracy:.1f} points behind GPM" in words
+    assert f"in the paper {published.accuracy - paper['GPM'].accuracy:.1f} ahead of it" in words
+    assert later(many) == pytest.approx(later(gpm), abs=0.2)
+    assert (
+        f"it is {few.average_accuracy - gpm.average_accuracy:.1f} points ahead of GPM: it learns "
+        f"the later tasks better, to {later(few):.1f} % instead of {later(gpm):.1f}, and forgets "
+        f"{-few.backward_transfer:.1f} points" in words
     )
 
 
