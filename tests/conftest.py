@@ -1,9 +1,12 @@
 """What all tests share."""
 
 import gc
+import os
 import signal
 import sys
 from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch: tests with processes starve else
 
 import pytest
 import torch

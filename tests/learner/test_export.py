@@ -134,7 +134,6 @@ def test_without_classgrad_the_file_says_what_the_learner_says(own, tmp_path):
     kinds = {
         "own": own,
         "mlp": learnt((1, 4, 4), network="mlp", network_options={"batch_norm": True}),
-        "alexnet5": learnt((3, 19, 19), network="alexnet5"),
         "points": learnt((5,), trunk=built(lambda: nn.Linear(5, 8)).float()),
     }
     wanted = {}
