@@ -613,7 +613,8 @@ def test_200_photos_read_without_classgrad_are_predicted_as_by_the_learner(photo
     compare_alone(learner, photos, tmp_path, suffixes_here())
 
 
-@pytest.mark.parametrize("suffix", [".pt2", pytest.param(".onnx", marks=pytest.mark.interop)])
+@pytest.mark.interop
+@pytest.mark.parametrize("suffix", OPEN)
 def test_photos_are_predicted_as_by_the_pretrained_learner(photos, tmp_path, suffix):
     if suffix not in suffixes_here():
         pytest.skip("ONNX is not installed")

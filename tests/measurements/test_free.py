@@ -84,7 +84,7 @@ def test_the_study_writes_every_line(tmp_path, monkeypatch):
     lines = [line for line in experiment.lines if line.label in ("GPM", "CGP + BR, released")]
     few = experiment.model_copy(update={"lines": lines})
     pooled = {"reading": "pooled"}
-    more = {"pooled": pooled, "the same": pooled, "centred": {"centred": True}}
+    more = {"pooled": pooled, "the same": pooled}
     monkeypatch.setattr(free, "MORE", more)
     monkeypatch.setattr(free.experiments, "load", lambda name: few)
     ended = CliRunner().invoke(free.app, [])
@@ -93,7 +93,7 @@ def test_the_study_writes_every_line(tmp_path, monkeypatch):
     assert result["command"].startswith("python -m benchmarks.free")
     assert result["seed"] == 1
     labels = [line["label"] for line in result["lines"]]
-    assert labels == ["GPM", "CGP + BR, released", "pooled", "centred"]
+    assert labels == ["GPM", "CGP + BR, released", "pooled"]
     measured = [json.dumps(line["layers"]) for line in result["lines"]]
     assert len(set(measured)) == len(measured)  # lines with the same bases are one
     for line in result["lines"]:

@@ -20,7 +20,7 @@ def beginning(name, **options):
     """Return the first two tasks with few images."""
     full = benchmarks.load(name, Path(ROOT), **options)
     few = [full.test(i) for i in range(2)]
-    tests = [Split(test.images[:100], test.labels[:100]) for test in few]
+    tests = [Split(test.images[:40], test.labels[:40]) for test in few]
     return TaskStream(name, full[:2], tests, full.notes)
 
 
@@ -58,8 +58,7 @@ def test_cgp_learns_the_beginning_of(name, options, recipe):
         assert 0 < layer.ranks[0] <= layer.ranks[1] <= layer.dimension
 
 
-@pytest.mark.parametrize("network", ["lenet5", "mlp"])
-def test_every_network_learns_cifar(network):
+def test_an_mlp_learns_cifar():
     stream = beginning("split-cifar100", train_per_class=5)
     values = {"epochs": 1, "learning_rate": 0.02}
-    assert run(stream, "gpm", network=network, values=values).complete
+    assert run(stream, "gpm", network="mlp", values=values).complete

@@ -68,8 +68,9 @@ def test_its_updates_follow_projected_gradients_but_not_with_weight_decay_or_a_s
 
 def test_a_run_does_not_import_what_torch_compile_needs(tmp_path):
     code = (
-        "import sys; from classgrad.cli import main; sys.argv = ['classgrad', 'run', '--method', "
-        f"'cgp,gpm,finetune', '--set', 'epochs=1', '--out', {str(tmp_path)!r}]\n"
+        "import sys; from classgrad.cli import main; sys.argv = ['classgrad', 'run', "
+        "'--method', 'cgp,gpm,finetune', '--set', 'epochs=1', '--set', 'train_per_class=8', "
+        f"'--out', {str(tmp_path)!r}]\n"
         "try: main()\n"
         "except SystemExit as ended: assert not ended.code, ended.code\n"
         "assert 'torch.optim' in sys.modules\n"
