@@ -45,7 +45,7 @@ class FineTuning:
 class Guarded(FineTuning):
     """Our guard, in an ordinary training loop."""
 
-    settings: ClassVar[list[dict[str, Any]]] = [{"epsilon": e} for e in (0.9, 0.97)]
+    settings: ClassVar[list[dict[str, Any]]] = [{"epsilon": e} for e in (0.97, 0.99)]
     method: ClassVar[type[CGP] | type[GPM]]
     guard: Guard | None = None
 
