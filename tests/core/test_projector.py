@@ -742,6 +742,25 @@ def test_an_unseen_edit_of_one_row_of_a_gradient_is_found_in_turn() -> None:
     assert found == 2 * [False, False, True, False]  # rows 64 to 95 of 100
 
 
+@pytest.mark.parametrize("begins", [0, 5])
+def test_which_rows_of_a_gradient_are_probed_follows_from_the_number_of_the_step(
+    begins: int,
+) -> None:
+    """Not from how many steps came before: those of a task that is resumed are not repeated."""
+    model = built(lambda: nn.Sequential(nn.Linear(20, 100, bias=False)))
+    projector, bases = guarded(model)
+    optimizer, found = plain_sgd(model), {}
+    for number in range(begins, 8):
+        optimizer.zero_grad()
+        projector.begin_step(optimizer, number=number)
+        model(normal(4, 20)).square().sum().backward()
+        gradient = model[0].weight.grad
+        gradient.data[70] += 1
+        projector.before_step(optimizer)
+        found[number] = bool((gradient @ bases["0"]).norm() < 1e-10)
+    assert found == {number: number in (2, 6) for number in range(begins, 8)}  # rows 64 to 95
+
+
 def test_a_frozen_parameter_that_does_not_exist_is_a_lookup_error() -> None:
     """What damage of a saved state looks like, so that it is reported as damage."""
     projector = Projector(built(lambda: nn.Sequential(nn.Linear(2, 2))))

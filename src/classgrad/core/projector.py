@@ -129,7 +129,7 @@ class Projection:
     soft = False  # whether directions are scaled instead of removed
     rows_only = False  # whether a Linear layer's gradient must be formed from projected rows
     _formed: tuple[int, int] | None = None  # address and version of a gradient, when it was formed
-    _next_row = 0  # to look at
+    looks = 0  # at rows of a gradient so far; it says which are next
 
     def __init__(self, subspace: Subspace, like: Tensor) -> None:
         self.inside = subspace.rank <= subspace.dimension // 2
@@ -166,8 +166,8 @@ class Projection:
         Of one that is as it was formed from projected rows, some rows are looked at.
         """
         if self._formed == (gradient.data_ptr(), gradient._version):
-            first = self._next_row if self._next_row < len(matrix) else 0
-            self._next_row = first + PROBED_ROWS
+            first = PROBED_ROWS * (self.looks % -(-len(matrix) // PROBED_ROWS))
+            self.looks += 1
             matrix = matrix[first : first + PROBED_ROWS]
         along = functional.linear(matrix, self.probes.to(matrix.dtype))
         inside, total = torch.linalg.vector_norm(along, dim=0)
@@ -456,13 +456,24 @@ class Projector:
             hook.remove()
         self._patched, self._hooks = [], []
 
-    def begin_step(self, optimizer: torch.optim.Optimizer, *, fresh: bool = False) -> None:
+    def begin_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        fresh: bool = False,
+        number: int | None = None,
+    ) -> None:
         """Prepare for the backward passes of a step; soft projections are then cheaper.
 
-        Without this call `before_step` does all that is needed. For `fresh` see there.
+        Without this call `before_step` does all that is needed. For `fresh` see there. `number` is
+        that of the step in its task: a task that is resumed looks at the same rows of gradients as
+        it would have without the interruption.
         """
         self.remember(optimizer, fresh)
         self._in_step = True
+        if number is not None:
+            for one in self._projections.values():
+                one.looks = number
         for projection in self._soft_projections() if not self._before else ():
             projection.begin_step()
 

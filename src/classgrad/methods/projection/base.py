@@ -143,7 +143,7 @@ class Projected(Method, ABC):
 
     def before_backward(self, net: Network, step: Step) -> None:
         """Let the backward pass project where that is cheaper."""
-        self.projector.begin_step(step.optimizer, fresh=step.fresh_optimizer)
+        self.projector.begin_step(step.optimizer, fresh=step.fresh_optimizer, number=step.number)
 
     def adjust_gradients(self, net: Network, step: Step) -> None:
         """Remove the protected part of the gradients (Eq. project2)."""
