@@ -35,3 +35,20 @@ def test_a_limit_of_memory_is_beside_what_is_kept():
     (section,) = sections([limited, record("gpm", seed=2)])
     remarks = {row.method: cells(section, row)["memory"].remark for row in section.rows}
     assert remarks == {"er": "limit 2.5 MB", "gpm": ""}
+
+
+def test_sizes_in_a_csv_table_are_means_over_seeds():
+    """Networks of growing methods differ between seeds."""
+    sizes = {"memory_bytes": (100, 300), "network_bytes": (564_000, 573_000)}
+    runs = [
+        record("rcl", seed=seed, **{name: pair[seed - 1] for name, pair in sizes.items()})
+        for seed in (1, 2)
+    ]
+    (line,) = csv.DictReader(io.StringIO(comma_separated(sections(runs))))
+    assert {name: float(line[name]) for name in sizes} == {
+        "memory_bytes": 200.0,
+        "network_bytes": 568_500.0,
+    }
+    older = record("rcl", seed=2, network_bytes=0)  # it does not tell
+    (line,) = csv.DictReader(io.StringIO(comma_separated(sections([runs[0], older]))))
+    assert line["network_bytes"] == ""

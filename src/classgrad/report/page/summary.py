@@ -177,6 +177,12 @@ class Row:
         """Mean memory of a run, in bytes."""
         return statistics.fmean(run.memory_bytes for run in self.counted)
 
+    @property
+    def network_bytes(self) -> float | None:
+        """Mean size of the network of a run; None if an older record does not tell it."""
+        figure = mean_std(run.network_bytes or None for run in self.counted)
+        return figure.mean if figure else None
+
     def cell(self, after: int, task: int) -> MeanStd | None:
         """Return the accuracy on a task after another, where every run has measured it."""
         return mean_std(_entry(run.accuracy_matrix, after, task) for run in self.counted)

@@ -404,7 +404,6 @@ def _fields(section: Section, row: Row) -> list[object]:
 
     each = [] if row is section.reference else differences(row, section.reference)
     within = interval(each)
-    network = row.counted[0].network_bytes or None  # older records do not tell
     published: list[object] = [None] * 4
     if row.papers:
         paper = row.papers[0]
@@ -417,6 +416,7 @@ def _fields(section: Section, row: Row) -> list[object]:
         *((within.low, within.high) if within else (None, None)),
         section.reference.label,
         *published,
-        *(row.seconds, row.memory, network, any(run.reveals_task for run in row.counted)),
+        *(row.seconds, row.memory, row.network_bytes),
+        any(run.reveals_task for run in row.counted),
         *(row.recipe, row.budget.text, row.papers[0].other_budget if row.papers else None),
     ]
