@@ -1,4 +1,5 @@
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,9 @@ def test_every_recipe_resolves_for_every_method_and_benchmark():
         ({"values": {"epochs": 0}}, "epochs must be greater than or equal to 1"),
         ({"method": CGP}, "the class CGP is not a method: give CGP()"),
         ({"method": 3}, "3 is not a method: give an object such as CGP()"),
+        ({"benchmark": list(blobs())}, "benchmark takes a name or a TaskStream (got a list)"),
+        ({"training": {"epochs": 3}}, "training takes an object such as Training(epochs=3) (got"),
+        ({"recipe": Path("mine.toml")}, "recipe takes a name, or the path of a .toml file"),
         ({"seed": -1}, "seed must be a whole number"),
         ({"seed": 1.5}, "seed must be a whole number"),
     ],

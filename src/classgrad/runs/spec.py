@@ -207,6 +207,7 @@ def make_plan(
     >>> make_plan(values={"eta": 0.9, "epochs": 2}).training.epochs
     2
     """
+    refuse_other_types(benchmark, training, recipe)
     if isinstance(benchmark, str):
         title = benchmark
         stream_options: type[Settings] = benchmarks.find(benchmark).Options
@@ -271,6 +272,17 @@ def make_plan(
         weights=file,
         given={"recipe": recipe, "values": dict(values or {})},
     )
+
+
+def refuse_other_types(benchmark: object, training: object, recipe: object) -> None:
+    """Refuse arguments of a plan that are nothing it could be made of."""
+    for name, given, kinds, wanted in (
+        ("benchmark", benchmark, (str, TaskStream), "a name or a TaskStream"),
+        ("training", training, (Training, type(None)), "an object such as Training(epochs=3)"),
+        ("recipe", recipe, (str,), "a name, or the path of a .toml file as a str"),
+    ):
+        if not isinstance(given, kinds):
+            raise UserError(f"{name} takes {wanted} (got a {type(given).__name__})")
 
 
 def own_trunk(network: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
