@@ -243,6 +243,8 @@ class Bypassed(nn.Module):
             return functional.linear(x, self.second.weight)
         if self.way == "forward":
             return self.second.forward(x)
+        if self.way == "both":
+            return functional.linear(self.second(x), self.second.weight.T)
         if self.way == "norm":
             return self.second(functional.layer_norm(x, (3,), self.norm.weight))
         return self.second(x)
@@ -250,7 +252,7 @@ class Bypassed(nn.Module):
 
 @pytest.mark.parametrize(
     ("way", "name"),
-    [("function", "second.weight"), ("forward", "second.weight")],
+    [("function", "second.weight"), ("forward", "second.weight"), ("both", "second.weight")],
 )
 def test_a_parameter_used_without_a_call_of_its_layer_is_refused_by_name(
     way: str, name: str
@@ -263,6 +265,26 @@ def test_a_parameter_used_without_a_call_of_its_layer_is_refused_by_name(
     guard.detach()
     model.second.requires_grad_(False)
     attach(model, GPM()).end_task(data)
+
+
+class BesideAttention(nn.Module):
+    """Calls an attention layer, and uses the weight of its out-projection once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.look = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(self.look(x, x, x)[0], self.look.out_proj.weight)[:, 0]
+
+
+def test_a_matrix_inside_a_called_layer_that_is_used_again_is_refused_and_put_back() -> None:
+    model = built(BesideAttention)
+    weight = model.look.out_proj.weight
+    guard = attach(model, GPM())
+    with pytest.raises(UserError, match=r"parameter 'look\.out_proj\.weight' is used without a call"):
+        guard.end_task([(normal(4, 3, 4), in_turn(4, 2))])
+    assert model.look.out_proj.weight is weight
 
 
 def test_a_scale_used_without_a_call_of_its_layer_is_frozen() -> None:

@@ -153,6 +153,22 @@ def test_compiled_models(when: str) -> None:
     assert leak < LIMIT
 
 
+@pytest.mark.parametrize("part", [0, 1], ids=["block", "layer"])
+def test_a_compiled_part_of_a_model(part: int) -> None:
+    layers = small()
+    model = nn.Sequential(layers[:3], layers[3], layers[4])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler, about how it works
+        model[part] = torch.compile(model[part], backend="aot_eager")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        guard = attach(model, everything(), optimizer)
+        train(model, optimizer, 0, 1)  # compiled without the hooks that see inputs
+        moved, leak = second_task_leaks(guard, model, lambda: train(model, optimizer, 1, 5))
+    assert all(layer.rank == 8 for layer in guard.layer_ranks())
+    assert moved > 1e-3
+    assert leak < LIMIT
+
+
 @pytest.mark.parametrize("method", [everything(), SGP(epsilon=1.0)], ids=["gpm", "sgp"])
 def test_two_optimisers_of_two_parts_are_as_one_of_both(method) -> None:
     weights = []

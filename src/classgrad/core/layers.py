@@ -9,8 +9,9 @@ A `LayerKind` describes one type of layer; `register_layer` adds it.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -475,7 +476,8 @@ def tap(watched: Iterable[Site]) -> Iterator[dict[Source, list[Tensor]]]:
 
     Yields a dict, `Site.source` -> the inputs of its calls, oldest first; clear it between batches.
     Inputs are copied when the layer is called, so a later in-place operation cannot change them.
-    The hooks are removed when the block ends, also by an exception.
+    The hooks are removed when the block ends, also by an exception. Compiled code, which may have
+    been made without them, is not run.
     """
     seen: dict[Source, list[Tensor]] = {}
 
@@ -484,9 +486,18 @@ def tap(watched: Iterable[Site]) -> Iterator[dict[Source, list[Tensor]]]:
 
     with ExitStack() as stack:
         stack.enter_context(_fast_path_off())
+        stack.enter_context(_compiled_code_off())
         for layer, kind in {site.layer: site.kind for site in watched}.items():
             stack.enter_context(kind.record_inputs(layer, partial(record, layer)))
         yield seen
+
+
+def _compiled_code_off() -> AbstractContextManager[Any]:
+    """Run what torch.compile has compiled as it was written."""
+    # Importing the compiler, which takes a second, is left to whoever compiles.
+    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):  # PyTorch 2.6
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ of a step it is known which part of a gradient was formed from scaled rows: only
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -63,7 +63,7 @@ def refuse_unprotectable(model: nn.Module, freezes_rest: bool = False) -> None:
         refuse_positions_first(name, module)
         if layer_kind(module) is not None or is_norm(module):
             continue
-        if freezes_rest and (isinstance(module, EMBEDDINGS) or any(module.children())):
+        if freezes_rest and (isinstance(module, EMBEDDINGS) or [*module.children()]):
             continue
         for label, parameter in module.named_parameters(recurse=False):
             vector = max(parameter.shape, default=1) == parameter.numel()
@@ -95,7 +95,10 @@ def has_running_statistics(module: nn.Module) -> bool:
 def bypassed(
     model: nn.Module, run: Callable[[], Tensor], called: Collection[nn.Module]
 ) -> list[str]:
-    """Name the parameters that affect the output although their layer was not called."""
+    """Name the parameters that affect the output although their layer was not called.
+
+    So does the weight matrix of a layer that was called, if it is also used in another way.
+    """
     unseen = {
         dotted(prefix, name): parameter
         for prefix, module in model.named_modules()
@@ -103,14 +106,48 @@ def bypassed(
         for name, parameter in module.named_parameters(recurse=False)
         if parameter.requires_grad
     }
-    if not unseen:
-        return []
-    with torch.enable_grad():
-        total = run().sum()
+    with ExitStack() as stack:
+        for prefix, module in model.named_modules():
+            kind = layer_kind(module)
+            # A recurrent layer reads its weights from a list of its own.
+            if kind is None or module not in called or isinstance(module, nn.RNNBase):
+                continue
+            labels = {matrix.parameter for matrix in kind.matrices(module)}
+            matrices = {label: module.get_parameter(label) for label in labels}
+            matrices = {label: w for label, w in matrices.items() if w.requires_grad}
+            unseen |= {dotted(prefix, label): w for label, w in matrices.items()}
+            stack.enter_context(_without_gradient_in_calls(module, matrices))
+        if not unseen:
+            return []
+        with torch.enable_grad():
+            total = run().sum()
     if not total.requires_grad:
         return []
     gradients = torch.autograd.grad(total, list(unseen.values()), allow_unused=True)
     return [name for name, g in zip(unseen, gradients, strict=True) if g is not None]
+
+
+@contextmanager
+def _without_gradient_in_calls(layer: nn.Module, matrices: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let calls of a layer use copies of its weight matrices, which get no gradient."""
+    owners = {path: layer.get_submodule(path.rpartition(".")[0]) for path in matrices}
+
+    def use(copies: bool) -> None:
+        for path, owner in owners.items():
+            weight = matrices[path]
+            used = nn.Parameter(weight.detach(), requires_grad=False) if copies else weight
+            owner._parameters[path.rpartition(".")[2]] = used  # type: ignore[assignment]
+
+    hooks = [
+        layer.register_forward_pre_hook(lambda _layer, _args: use(True)),
+        layer.register_forward_hook(lambda _layer, _args, _output: use(False), always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        use(False)
+        for hook in hooks:
+            hook.remove()
 
 
 # A gradient is projected again if its part along a protected probe direction exceeds this many
