@@ -282,7 +282,7 @@ def test_a_matrix_inside_a_called_layer_that_is_used_again_is_refused_and_put_ba
     model = built(BesideAttention)
     weight = model.look.out_proj.weight
     guard = attach(model, GPM())
-    with pytest.raises(UserError, match=r"parameter 'look\.out_proj\.weight' is used without a call"):
+    with pytest.raises(UserError, match=r"parameter 'look\.out_proj\.weight' is used without"):
         guard.end_task([(normal(4, 3, 4), in_turn(4, 2))])
     assert model.look.out_proj.weight is weight
 
@@ -303,3 +303,18 @@ def test_a_layer_that_is_not_used_is_not_refused() -> None:
         ("second", 2),
         ("spare", 0),
     ]
+
+
+def test_in_inference_mode_where_such_a_use_is_not_seen_a_task_cannot_end() -> None:
+    guard = attach(built(lambda: Bypassed("function")), GPM())
+    with torch.inference_mode(), pytest.raises(UserError, match="call end_task outside"):
+        guard.end_task([(normal(4, 3), in_turn(4, 2))])
+    assert not any(layer.rank for layer in guard.layer_ranks())
+
+
+def test_a_layer_that_is_called_as_a_group_of_a_convolution_is_refused() -> None:
+    def make() -> nn.Module:
+        return nn.ModuleDict({"mix": nn.Conv1d(4, 4, 1, groups=2), "mix[0]": nn.Linear(4, 4)})
+
+    with pytest.raises(UserError, match=r"two weight matrices have the name 'mix\[0\]'"):
+        attach(built(make), GPM())

@@ -377,6 +377,8 @@ def sites(model: nn.Module) -> dict[str, Site]:
                     f"layers '{owners[key]}' and '{site.name}' share one weight: use one module "
                     "twice, so that its inputs are seen together"
                 )
+            if site.name in by_name:
+                raise UserError(f"two weight matrices have the name '{site.name}': rename a layer")
             owners[key] = site.name
             by_name[site.name] = site
     return by_name

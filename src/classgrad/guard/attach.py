@@ -178,6 +178,11 @@ class Guard:
         model that needs more than the inputs.
         """
         self._refuse_detached()
+        if torch.is_inference_mode_enabled():
+            raise UserError(
+                "in torch.inference_mode it is not known which weights are used without a call of "
+                "their layer: call end_task outside"
+            )
         try:
             iterated = iter(loader)
         except TypeError:
