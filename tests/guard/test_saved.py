@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from classgrad.guard.saved import SCHEMA, read_file, write_file
 from classgrad.methods import CGP, GPM, SGP, Projected
 from classgrad.networks import TaskBatchNorm
 from forked import Forked
-from guard.loops import everything, small, task, train
+from guard.loops import everything, loss_of, small, task, train
 from oracles.models import built
 
 METHODS: dict[str, Projected] = {
@@ -331,3 +332,38 @@ def test_norms_with_statistics_of_the_first_task_are_still_fixed_after_loading(
     attach(again, tmp_path / "guard.safetensors")
     assert again[1].fixed
     assert torch.equal(again.train()(task(1)[0]), model.train()(task(1)[0]))
+
+
+def normed() -> nn.Module:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(30, 20), nn.BatchNorm1d(20), nn.Linear(20, 6))
+
+    return built(make).float()
+
+
+@pytest.mark.parametrize("way", ["copied", "pickled"])
+def test_a_copy_of_a_guarded_model_is_as_without_and_can_have_a_guard(
+    way: str, tmp_path: Path
+) -> None:
+    model, plain = normed(), normed()
+    guard = attach(model, everything())
+    guard.end_task([task(0)])
+    guard.save(tmp_path / "guard.safetensors")
+    copied = copy.deepcopy(model) if way == "copied" else pickle.loads(pickle.dumps(model))
+    weights = copy.deepcopy(model.state_dict())
+    for each in (copied, plain):
+        each.load_state_dict(weights)
+        loss_of(each.train(), 1).backward()
+    for one, other in zip(copied.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    for one, other in zip(copied.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(one, other)
+
+    copied.load_state_dict(weights)
+    optimizer = adam(copied)
+    attach(copied, tmp_path / "guard.safetensors", optimizer)
+    before = copied.eval()(task(0)[0]).detach()
+    train(copied.train(), optimizer, 1)
+    after = copied.eval()(task(0)[0]).detach()
+    assert float((after - before).norm() / before.norm()) < 1e-5
+    assert not torch.equal(copied[0].weight, model[0].weight)

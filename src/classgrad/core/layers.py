@@ -429,6 +429,17 @@ class EquivalentForward:
     """A replacement for the forward of one layer, with the same outputs."""
 
 
+class OwnForward(EquivalentForward):
+    """What a copy of a layer, or one that was pickled, has instead: the forward of its class."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the output of the layer."""
+        return type(self.layer).forward(self.layer, *args, **kwargs)
+
+
 def install_forward(layer: nn.Module, forward: EquivalentForward) -> None:
     """Replace the forward of a layer, until `remove_forward`."""
     vars(layer)["forward"] = forward

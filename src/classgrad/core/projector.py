@@ -33,6 +33,7 @@ from classgrad.core import linalg
 from classgrad.core.attention import refuse_positions_first
 from classgrad.core.layers import (
     EquivalentForward,
+    OwnForward,
     Site,
     dotted,
     install_forward,
@@ -465,7 +466,7 @@ class Projector:
             site = self.sites[name]
             if not site.kind.linear:
                 continue
-            if "forward" in vars(site.layer):
+            if isinstance(vars(site.layer).get("forward"), ProjectedForward):
                 raise UserError(f"layer '{name}' has a guard already: detach that one first")
             install_forward(site.layer, ProjectedForward(site, projection, self._most_rows))
             self._patched.append(site.layer)
@@ -638,6 +639,10 @@ class ProjectedForward(EquivalentForward):
         self.layer: Any = site.layer  # with weight, bias and out_features, as nn.Linear has
         self.kind = site.kind
         self.projection, self.most_rows = projection, most_rows
+
+    def __reduce__(self) -> tuple[type[OwnForward], tuple[nn.Module]]:
+        """Return how to make what a copy of the layer has: nothing of the guard."""
+        return OwnForward, (self.layer,)
 
     def __call__(self, input: Tensor) -> Tensor:
         """Return the output of the layer; form its gradient from projected rows if they are few."""

@@ -18,7 +18,7 @@ from classgrad.core.collect import Batch
 from classgrad.core.layers import dotted, layer_kind
 from classgrad.core.projector import has_running_statistics
 from classgrad.errors import UserError, shown, unknown
-from classgrad.guard.before_use import BeforeUse
+from classgrad.guard.before_use import BeforeUse, Hook
 from classgrad.guard.leaks import LeakMonitor, OnLeak, tensors
 from classgrad.guard.report import Report, frozen_parameters
 from classgrad.guard.saved import (
@@ -257,7 +257,7 @@ class Guard:
         """Let norms use their running statistics and keep them, also in training."""
         for name, norm in norms.items():
             if name not in self._frozen_norms:
-                hook = norm.register_forward_pre_hook(use_running_statistics)
+                hook = norm.register_forward_pre_hook(UseRunningStatistics())
                 self._frozen_norms[name] = hook
                 parameters = [label for label, _ in norm.named_parameters(recurse=False)]
                 self.method.freeze(dotted(name, label) for label in parameters)
@@ -510,9 +510,16 @@ def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def use_running_statistics(norm: nn.Module, _args: object) -> None:
-    """Let a norm behave as in evaluation; a hook before its forward pass."""
-    norm.training = False
+class UseRunningStatistics(Hook):
+    """Lets a norm behave as in evaluation; a hook before its forward pass."""
+
+    def __call__(self, norm: nn.Module, *_args: Any) -> None:
+        """Switch the norm to evaluation."""
+        norm.training = False
+
+    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        """Return how to make one, for a copy of the model, that does nothing."""
+        return Hook, ()
 
 
 @contextmanager
