@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from classgrad.errors import UserError
+from classgrad.errors import Diverged, UserError
 from classgrad.guard.attach import Guard, attach
 from classgrad.guard.leaks import NOTICED, STEPS, LeakError, LeakWarning
 from classgrad.methods import CGP, GPM, SGP
@@ -385,3 +385,10 @@ def test_before_anything_is_protected_anything_may_change() -> None:
     unwatched(model)
     loss_of(model, 0).backward()
     guard.end_task([task(0)])
+
+
+def test_weights_that_have_diverged_are_no_leak() -> None:
+    model, optimizer, _ = guarded()
+    optimizer.param_groups[0]["lr"] = 1e30
+    with pytest.raises(Diverged, match=r"has weights that are not finite numbers: load earlier"):
+        train(model, optimizer, 1, STEPS)

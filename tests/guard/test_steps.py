@@ -103,6 +103,30 @@ def test_closures(name: str) -> None:
     assert leak < LIMIT
 
 
+@pytest.mark.parametrize("project_every", [1, 4])
+def test_lbfgs_with_a_history_from_before_the_task_ended(project_every: int) -> None:
+    model = small()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.05, max_iter=4)
+    guard = attach(model, everything(), optimizer, project_every=project_every)
+    number = 0
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, number)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    number = 1
+    biases = [layer.bias.detach().clone() for layer in (model[0], model[1], model[3])]
+    moved, leak = second_task_leaks(
+        guard, model, lambda: [*map(optimizer.step, 8 * [closure])] and guard.project()
+    )
+    assert moved > 1e-3
+    assert leak < LIMIT
+    assert all(map(torch.equal, biases, [model[0].bias, model[1].bias, model[3].bias]))
+
+
 @pytest.mark.parametrize("name", ["sgd", "adamw", "adamw fused"])
 @pytest.mark.parametrize("scaled", [True, False])
 def test_mixed_precision(name: str, scaled: bool) -> None:

@@ -356,6 +356,7 @@ class Projector:
         self._projections: dict[str, Projection] = {}
         self._frozen: list[nn.Parameter] = []
         self._before: dict[Tensor, Tensor] = {}  # by weight
+        self._frozen_before: list[Tensor] = []
         self._stepped: set[Tensor] | None = None  # parameters of the current optimiser; None: all
         self._trusted_optimizers = TrustedOptimizers()
         self._patched: list[nn.Module] = []  # layers whose forward is replaced
@@ -561,6 +562,9 @@ class Projector:
         """Keep the weights for `after_step`, if the optimiser's update has to be projected."""
         self._before = {}
         self._stepped = _parameters_of(optimizer)
+        # Its history moves parameters without a gradient, too.
+        by_history = isinstance(optimizer, torch.optim.LBFGS)
+        self._frozen_before = [p.detach().clone() for p in self._frozen] if by_history else []
         if self._projections and not self._trusted_optimizers.includes(
             optimizer, self.weights, fresh
         ):
@@ -583,6 +587,9 @@ class Projector:
                 before = site.matrix(self._before[site.weight])
                 site.write(weight, before + projection.project(site.matrix(weight) - before))
         self._before = {}
+        for parameter, before in zip(self._frozen, self._frozen_before, strict=False):
+            parameter.data.copy_(before)
+        self._frozen_before = []
 
     @contextmanager
     def step(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:

@@ -27,7 +27,7 @@ from torch import Tensor
 from classgrad.core.layers import Site
 from classgrad.core.projector import Projection, Projector, autocast_off
 from classgrad.core.subspace import Subspace
-from classgrad.errors import UserError
+from classgrad.errors import Diverged, UserError
 
 OnLeak = Literal["raise", "warn", "restore"]
 
@@ -355,6 +355,8 @@ class LeakMonitor:
 
     def look_at_changed(self, weight: Tensor) -> None:
         """Look at one weight if it has changed since the last guarded step."""
+        if self._in_step:  # of an optimiser that calls a closure again, as LBFGS
+            return
         for reference in self._by_weight.get(weight, ()):
             if reference.changed:
                 self._look(reference)
@@ -386,6 +388,10 @@ class LeakMonitor:
                 reference.seen = identity(reference.tensor)
             return
         name, share = leak
+        if isinstance(reference, WeightReference) and not reference.tensor.isfinite().all():
+            diverged = f"layer '{name}' has weights that are not finite numbers"
+            if self.on_leak != "warn":
+                raise Diverged(f"{diverged}: load earlier ones, and lower the learning rate")
         what = (
             f"layer '{name}' was moved along protected directions by {share:.2g} of its length"
             if isinstance(reference, WeightReference)
