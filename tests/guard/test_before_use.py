@@ -227,6 +227,28 @@ def test_detaching_leaves_nothing_behind() -> None:
         assert not layer._load_state_dict_pre_hooks
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_that_leaves_padding_out() -> None:
+    """In evaluation it makes nested tensors, which layers see as hooks of the guard are there."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            padding = torch.arange(4).expand(len(x), 4) > 2
+            return self.encoder(x, src_key_padding_mask=padding)[:, 0]
+
+    model = built(Model)
+    guard = attach(model, everything(), project_every=16)
+    x = normal(3, 4, 8)
+    guard.end_task([(x, in_turn(3, 3))])
+    expected = model.train()(x).detach()
+    assert torch.allclose(without_gradients(model.eval(), x), expected, atol=1e-9)
+
+
 def test_layers_whose_parts_are_used_without_being_called() -> None:
     """Attention reads the weight of its out_proj itself, and in evaluation calls no layer."""
 

@@ -655,9 +655,11 @@ class ProjectedForward(EquivalentForward):
         """Return the output of the layer; form its gradient from projected rows if they are few."""
         layer = self.layer
         input = self.kind.linear_input(layer, input)
+        if not torch.is_grad_enabled():  # a nested tensor has no rows to be reshaped to
+            return functional.linear(input, layer.weight, layer.bias)
         rows = input.reshape(-1, input.shape[-1])
         many_rows = self.most_rows(len(rows)) > layer.out_features
-        if not torch.is_grad_enabled() or (many_rows and not self.projection.rows_only):
+        if many_rows and not self.projection.rows_only:
             return functional.linear(input, layer.weight, layer.bias)
         if not self.projection.soft:
             self.projection.by_rows = True
