@@ -5,7 +5,7 @@ Whatever is refused leaves the model as it was.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -233,6 +233,29 @@ class Objects(nn.Module):
         return {"loss": gain.sum(), "logits": self.inner(values * gain)}
 
 
+class Pair(NamedTuple):
+    left: Tensor
+    right: Tensor
+
+
+class Windows(nn.Module):
+    """Takes two tensors, and gives a layer several parts of each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(10, 2)
+
+    def forward(self, pair: Pair) -> Tensor:
+        return self.inner((pair.left + pair.right).reshape(-1, 10)).reshape(-1, 6)
+
+
+def test_inputs_of_windows_that_are_named_tuples() -> None:
+    x, y = task(0)
+    guard = attach(built(Windows).float(), CGP(epsilon=1.0))
+    guard.end_task([(Pair(x, x), y)])
+    assert guard.layer_ranks()[0].rank == 10
+
+
 def test_batches_and_outputs_that_are_mappings() -> None:
     model = built(Objects).float()
     x, y = task(0)
@@ -246,7 +269,8 @@ def test_batches_and_outputs_that_are_mappings() -> None:
     [
         ({"x": torch.ones(2, 30)}, "neither .inputs, labels. nor a mapping"),
         (torch.ones(2, 30), "it is Tensor"),
-        ((torch.ones(2, 30), [0, 1]), "it is tuple"),
+        ((torch.ones(2, 30), [0, 1]), "labels of a batch of the loader are list: give a tensor"),
+        ((torch.ones(2, 30), torch.ones(2, 30), torch.tensor([0, 1])), "it is tuple"),
         ((torch.ones(2, 30), torch.ones(2)), "give one whole number for each"),
         ((torch.full((2, 30), torch.nan), torch.tensor([0, 1])), "not a finite number"),
         (

@@ -411,7 +411,8 @@ def first_sample(x: Any, count: int) -> Any:
     if isinstance(x, Mapping):
         return {name: first_sample(value, count) for name, value in x.items()}
     if isinstance(x, tuple | list):
-        return type(x)(first_sample(value, count) for value in x)
+        values = [first_sample(value, count) for value in x]
+        return type(x)(*values) if hasattr(x, "_fields") else type(x)(values)
     return x[:1] if isinstance(x, Tensor) and x.dim() and len(x) == count else x
 
 

@@ -581,7 +581,11 @@ def as_batch(batch: Any) -> Batch:
         inputs, labels = batch
     else:
         labels = None
-    if not isinstance(labels, Tensor):
+    if labels is not None and not isinstance(labels, Tensor):
+        raise UserError(
+            f"the labels of a batch of the loader are {shown(type(labels).__name__)}: give a tensor"
+        )
+    if labels is None:
         raise UserError(
             "a batch of the loader is neither (inputs, labels) nor a mapping with a tensor "
             f"'labels': it is {shown(type(batch).__name__)}"
