@@ -551,6 +551,10 @@ def take_out(model: nn.Sequential) -> None:
     model[6] = nn.Identity()
 
 
+def compute(model: nn.Sequential) -> None:
+    nn.utils.parametrizations.weight_norm(model[6])
+
+
 CHANGES = [freeze, unfreeze, add, replace, widen, take_out]
 
 
@@ -606,6 +610,7 @@ def test_a_layer_that_is_as_it_was_again_is_not_refused() -> None:
         (widen, r"'6' was 6 x 72 when the guard was attached and is 8 x 72 now"),
         (replace, r"'6\.bias', which is frozen, was changed"),
         (take_out, r"'6\.bias', which is frozen, was removed from the model"),
+        (compute, r"the weight of layer '6' is not a parameter of it any more"),
     ],
 )
 def test_the_next_step_of_a_model_whose_layer_changed_is_refused_in_one_line(

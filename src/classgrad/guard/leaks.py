@@ -87,7 +87,13 @@ class WeightReference:
     @property
     def weight(self) -> Tensor:
         """The parameter."""
-        return self.sites[0].weight
+        try:
+            return self.sites[0].weight
+        except AttributeError:
+            raise UserError(
+                f"the weight of layer '{self.label}' is not a parameter of it any more, as it was "
+                "when the guard was attached: undo it, or detach and attach again"
+            ) from None
 
     @property
     def tensor(self) -> Tensor:
