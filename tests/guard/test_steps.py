@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
 
 from classgrad.errors import UserError
 from classgrad.guard.attach import attach
@@ -101,6 +103,35 @@ def test_closures(name: str) -> None:
     )
     assert moved > 1e-3
     assert leak < LIMIT
+
+
+def put_gradients(model: nn.Module) -> None:
+    """Compute gradients by `torch.func`, which calls no hook of a weight."""
+
+    def loss(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+        x, y = task(1)
+        return functional.cross_entropy(functional_call(model, parameters, x), y)
+
+    gradients = torch.func.grad(loss)({n: p.detach() for n, p in model.named_parameters()})
+    for name, parameter in model.named_parameters():
+        parameter.grad = gradients[name]
+
+
+@pytest.mark.parametrize("method", [everything(), SGP(epsilon=1.0)], ids=["gpm", "sgp"])
+def test_gradients_of_torch_func(method) -> None:
+    models = small(), small()
+    ways = (lambda model: loss_of(model, 1).backward(), put_gradients)
+    for model, way in zip(models, ways, strict=True):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        guard = attach(model, method, optimizer)
+        guard.end_task([task(0)])
+        for _ in range(3):
+            optimizer.zero_grad()
+            way(model)
+            optimizer.step()
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    assert not torch.allclose(models[1][0].weight, small()[0].weight, atol=1e-4)
 
 
 @pytest.mark.parametrize("project_every", [1, 4])

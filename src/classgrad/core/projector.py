@@ -655,7 +655,8 @@ class ProjectedForward(EquivalentForward):
         """Return the output of the layer; form its gradient from projected rows if they are few."""
         layer = self.layer
         input = self.kind.linear_input(layer, input)
-        if not torch.is_grad_enabled():  # a nested tensor has no rows to be reshaped to
+        # A nested tensor has no rows to be reshaped to. With torch.func, gradients are projected later.
+        if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             return functional.linear(input, layer.weight, layer.bias)
         rows = input.reshape(-1, input.shape[-1])
         many_rows = self.most_rows(len(rows)) > layer.out_features
