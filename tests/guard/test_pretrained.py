@@ -590,6 +590,19 @@ def test_a_layer_that_changed_since_is_refused_and_nothing_else_changes(
     attach(model, CGP())  # as it is now
 
 
+def test_parameters_that_were_assigned_are_refused_before_a_step() -> None:
+    model = normed()
+    guard = attach(model, CGP())
+    guard.end_task([samples(0)])
+    model.load_state_dict(model.state_dict(), assign=True)  # takes the tensors as they are
+    before = BeforeGuarded(guard)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for call in (lambda: guard.watch(optimizer), lambda: guard.end_task([samples(1)])):
+        with pytest.raises(UserError, match=r"weight of layer '.*' is another parameter than when"):
+            call()
+    assert not before.changed()
+
+
 def test_a_layer_that_is_as_it_was_again_is_not_refused() -> None:
     model = with_frozen_layer()
     guard = attach(model, CGP())

@@ -655,7 +655,7 @@ class ProjectedForward(EquivalentForward):
         """Return the output of the layer; form its gradient from projected rows if they are few."""
         layer = self.layer
         input = self.kind.linear_input(layer, input)
-        # A nested tensor has no rows to be reshaped to. With torch.func, gradients are projected later.
+        # A nested tensor has no rows. With torch.func, gradients are projected later.
         if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             return functional.linear(input, layer.weight, layer.bias)
         rows = input.reshape(-1, input.shape[-1])

@@ -85,6 +85,8 @@ class Guard:
             self.method.projector.defer = self._monitor.defer
             owners = layers_with(self.method.projector.weights, self.model)
             self._before_use = BeforeUse(owners, [model, self.model], self.project)
+        sites = self.method.projector.sites
+        self._weights = {name: site.weight for name, site in sites.items()}
         for weight in self.method.projector.weights:
             hook = AfterBackward(self)
             self._hooks.append(weight.register_post_accumulate_grad_hook(hook))
@@ -99,7 +101,7 @@ class Guard:
         """Guard every step of an optimiser from now on; one made later has to be watched, too."""
         self._refuse_detached()
         optimizer = inner_optimizer(optimizer)
-        self.method.projector.refuse_changed_layers()
+        self._refuse_changed_layers()
         if optimizer not in self._optimizers:
             self._optimizers[optimizer] = self._hooks_of(optimizer)
 
@@ -190,7 +192,7 @@ class Guard:
             raise UserError(f"{name} is no loader: give a list or a DataLoader") from None
         if iterated is loader:
             raise UserError("the loader can be iterated only once: give a list or a DataLoader")
-        self.method.projector.refuse_changed_layers()
+        self._refuse_changed_layers()
         self._monitor.look()
         if not self.method.projector.sites:  # every layer is frozen; statistics may not be yet
             self._freeze_norms(self._running_norms())
@@ -372,7 +374,7 @@ class Guard:
         with raising_bad_checkpoint("the state of the guard"):
             if state["kind"] != KIND:
                 raise UserError("this is the state of a run or a learner, not of a guard")
-            self.method.projector.refuse_changed_layers()
+            self._refuse_changed_layers()
             self._refuse_other_layers(state["layers"])
             norms = self._running_norms()
             missing = [name for name in state["frozen_norms"] if name not in norms]
@@ -426,6 +428,16 @@ class Guard:
             while norm.statistics == "first" and norm.tasks <= ended:  # from then on it is fixed
                 norm.add_task()
             norm.load_state_dict(states[name])
+
+    def _refuse_changed_layers(self) -> None:
+        projector = self.method.projector
+        projector.refuse_changed_layers()
+        for name, site in projector.sites.items():
+            if site.weight is not self._weights[name]:
+                raise UserError(
+                    f"the weight of layer '{name}' is another parameter than when the guard was "
+                    "attached: load weights without assign=True, or detach and attach again"
+                )
 
     def _refuse_other_layers(self, layers: Mapping[str, list[int]]) -> None:
         sites = self.method.projector.sites
