@@ -509,7 +509,8 @@ def _compiled_code_off() -> AbstractContextManager[Any]:
     """Run what torch.compile has compiled as it was written."""
     # Importing the compiler, which takes a second, is left to whoever compiles.
     if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):  # PyTorch 2.6
-        return torch.compiler.set_stance("force_eager")
+        off: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+        return off
     return nullcontext()
 
 
