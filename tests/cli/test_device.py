@@ -98,6 +98,19 @@ def test_a_state_of_full_precision_takes_no_other(call, place):
     assert not (place / "new").exists()
 
 
+@pytest.mark.parametrize(("first", "later"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_the_setting_of_training_holds_for_good_too(call, place, first, later):
+    assert call(*BIRDS, *QUICK, "--set", f"precision={first}")[0] == 0
+    photos(place / "fish", "cod", "eel", seed=2)
+    before = {path: path.read_bytes() for path in (place / "state").rglob("*") if path.is_file()}
+    for words in (["learn", "state", "--task", "fish", "--images", "fish"], BIRDS):
+        message = f"precision '{later}' differs from that of the first task, which holds for all"
+        refused(call(*words, "--set", f"precision={later}"), message)
+    assert {path: path.read_bytes() for path in before} == before
+    assert call("learn", "state", "--task", "fish", "--images", "fish")[0] == 0
+    assert call("predict", "state", "fish/cod")[0] == 0
+
+
 def test_a_task_cut_short_resumes_with_the_same_precision_only(call, stopped, place):
     words = [*BIRDS, *QUICK, "--set", "batch_size=4", "--precision"]
     stopped(2, *words, "float16")

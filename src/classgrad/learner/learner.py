@@ -348,6 +348,7 @@ class Learner:
         folder = None if checkpoint_dir is None else Path(checkpoint_dir)
         if same_classes not in SAME_CLASSES:
             raise unknown_name("value of same_classes", same_classes, SAME_CLASSES)
+        self._refuse_other_precision()
         if folder is not None:
             checkpoints = checkpoints or CheckpointManager(folder / LEARNING)
         begun = None if fresh else checkpoints
@@ -400,6 +401,17 @@ class Learner:
         log.accuracy = learnt.accuracy
         log.end_task(task.id, task.name)
         return learnt
+
+    def _refuse_other_precision(self) -> None:
+        """Refuse training in another precision than that of the first task.
+
+        The network, once loaded with it, would compute other features than those it has learnt.
+        """
+        if self._net is not None and self._autocast_type() != self._net.precision:
+            raise UserError(
+                f"precision '{self.training.precision}' differs from that of the first task, which "
+                "holds for all: leave it out, or start another learner"
+            )
 
     def _refuse_inaccurate(self, learnt: LearntTask, require: float | None) -> None:
         """Refuse a task after which the learner is less accurate than required."""
@@ -866,11 +878,13 @@ class Learner:
             net = networks.build_own(
                 self.trunk, self.input_shape, self.seed, embedding=self.embedding
             )
-        precision = devices.resolve_precision(
-            self.precision or self.training.precision, self.device
-        )
-        net.precision = devices.PRECISIONS[precision]
+        net.precision = self._autocast_type()
         return net.to(self.device)
+
+    def _autocast_type(self) -> torch.dtype | None:
+        """Return what the trunk computes its products in; None if that is its own precision."""
+        name = self.precision or self.training.precision
+        return devices.PRECISIONS[devices.resolve_precision(name, self.device)]
 
     @torch.no_grad()
     def _summary(
@@ -1197,7 +1211,7 @@ class Learner:
         with raising_bad_checkpoint(f"the state in '{folder}'"):
             learner = cls._of_state(loaded.state, trunk, method, device)
             if check_trunk and loaded.state.get("probe") is not None:
-                precise = learner.precision in (None, "float32")
+                precise = learner.net.precision is None
                 probe.refuse_other(learner._probe(), loaded.state["probe"], precise)
         learner.stores[folder.resolve()] = store
         learner.warnings = loaded.warnings
