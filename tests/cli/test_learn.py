@@ -216,6 +216,20 @@ def test_a_first_task_cut_short_resumes_with_the_same_settings_only(call, stoppe
     assert "resuming" in out
 
 
+def test_a_first_task_cut_short_is_not_dropped_where_no_layer_learns(call, stopped, place):
+    frozen = ["--network", "efficientnet-lite0", "--set", "weights=random", "--size", "32"]
+    learn = [*BIRDS[:6], *frozen]
+    stopped(1, *learn, "--tune", "last", "--set", "epochs=2")
+    before = everything_in(place / "state")
+    code, _, err = call(*learn)
+    assert (code, everything_in(place / "state")) == (2, before)
+    one_line(err, "task 'birds' was cut short with layers that learn, and now none does: ")
+    assert "(--fresh starts again)" in err
+    assert call(*learn, "--fresh")[0] == 0
+    assert Learner.load("state").tune == "none"
+    assert not (place / "state" / "learning" / "checkpoints").exists()
+
+
 def test_killed_right_at_the_end_it_has_learnt_and_continues_with_the_next(
     call, place, monkeypatch
 ):

@@ -379,6 +379,7 @@ class Learner:
                 if known:
                     learnt = self._add_samples(task, same_classes, observer)
                 elif self.tune == "none":
+                    self._refuse_unfinished(checkpoints)
                     learnt = self._learn_statistics(task, same_classes, folder, observer)
                 else:
                     learnt = self._learn(task, same_classes, folder, checkpoints, observer)
@@ -411,6 +412,16 @@ class Learner:
             raise UserError(
                 f"precision '{self.training.precision}' differs from that of the first task, which "
                 "holds for all: leave it out, or start another learner"
+            )
+
+    def _refuse_unfinished(self, checkpoints: CheckpointManager | None) -> None:
+        """Refuse to replace a learner whose layers were learning their first task."""
+        saved = unfinished_state(checkpoints, len(self.tasks)) if checkpoints else None
+        if saved:
+            raise UserError(
+                f"task '{saved['task']}' was cut short with layers that learn, and now none does: "
+                "give the same again, or start the task afresh",
+                hint="fresh",
             )
 
     def _refuse_inaccurate(self, learnt: LearntTask, require: float | None) -> None:
