@@ -646,7 +646,9 @@ def test_undo_and_diff(call, learnt):
     shutil.copytree(learnt / "state", learnt / "copy")
     code, out, _ = call("undo", "state")
     assert code == 0
+    assert "undone: 'state' has 1 task, as of " in out
     assert "removed    fish/cod, fish/eel, fish/ray" in out
+    assert "settings" not in out
     code, _, err = call("undo", "state")
     one_line(err)
     assert (code, "nothing can be undone" in err) == (2, True)

@@ -166,6 +166,23 @@ def test_what_differs_between_two_states(tmp_path):
     assert not any([same.removed, same.added, same.images, same.settings, same.accuracy])
 
 
+def test_options_that_were_not_given_are_no_difference(tmp_path):
+    """A state has them only once the learner was loaded."""
+    x = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    learner = Learner(network_options={"weights": "random"})
+    learner.learn("one", (x, torch.arange(8) % 2), checkpoint_dir=tmp_path / "a")
+    Learner.load(tmp_path / "a").save(tmp_path / "b")
+    before, after = read(tmp_path / "a"), read(tmp_path / "b")
+    assert before.settings["network_options"] != after.settings["network_options"]
+    assert compare(before, after).settings == {}
+    other = Learner(network_options={"weights": "random"}, size=64)
+    other.learn("one", (x, torch.arange(8) % 2), checkpoint_dir=tmp_path / "c")
+    assert compare(before, read(tmp_path / "c")).settings == {
+        "network_options.size": (128, 64),
+        "size": (128, 64),
+    }
+
+
 def test_undo_goes_back_from_the_newest_state_that_is_intact(tmp_path):
     learner = new(kept_states=3)
     for task in range(3):

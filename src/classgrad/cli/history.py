@@ -15,7 +15,7 @@ from classgrad.cli.state import (
     one_of,
     refuse_other_kind,
 )
-from classgrad.errors import shown
+from classgrad.errors import counted, shown
 
 if TYPE_CHECKING:
     from classgrad.learner.history import Differences
@@ -43,7 +43,8 @@ def undo(state: State) -> None:
     after = read(state)
     console = Console(markup=False, highlight=False)
     console.print(
-        f"undone: '{state}' has {len(after.tasks)} tasks, as of {after.tasks[-1].when[:10]}",
+        f"undone: '{state}' has {counted(len(after.tasks), 'task')}, as of "
+        f"{after.tasks[-1].when[:10]}",
         soft_wrap=True,
     )
     print_differences(console, compare(before, after), after)

@@ -9,6 +9,7 @@ from classgrad.checkpoints.manager import FOLDER
 from classgrad.errors import UserError
 from classgrad.learner.info import Info
 from classgrad.learner.learner import LEARNING, read_state, unfinished_state
+from classgrad.networks import NETWORKS
 
 
 def undo(folder: Path) -> None:
@@ -45,7 +46,7 @@ class Differences:
 def compare(first: Info, second: Info) -> Differences:
     """Return what differs between two learners, from what is known about them."""
     before, after = _images(first), _images(second)
-    settings, other_settings = _flat(first.settings), _flat(second.settings)
+    settings, other_settings = _settings(first), _settings(second)
     accuracy = {task.name: task.required_accuracy() for task in first.tasks}
     other_accuracy = {task.name: task.required_accuracy() for task in second.tasks}
     return Differences(
@@ -67,6 +68,19 @@ def _images(learner: Info) -> dict[str, int]:
         for name, count in zip(task.class_names, task.samples, strict=True)
         if name not in task.forgotten
     }
+
+
+def _settings(learner: Info) -> dict[str, Any]:
+    """Return the settings of a learner, with the options of its network that were not given.
+
+    A learner has these in its state only once it was loaded, so they may be in one of two.
+    """
+    settings = dict(learner.settings)
+    kind = NETWORKS.get(settings["network"] or "")
+    if kind is not None:
+        given = settings["network_options"]
+        settings["network_options"] = {**kind.Options().model_dump(), **given}
+    return _flat(settings)
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
