@@ -541,6 +541,11 @@ WRONG = {
         "er keeps samples",
     ),
     "two networks": (["learn", "new", *FISH[2:], *QUICK, "--model", "a:b"], "contradict"),
+    "two sizes": (["learn", "new", *FISH[2:], *SMALL, "--set", "size=9"], "--set size contradict"),
+    "two precisions": (
+        ["learn", "new", *FISH[2:], "--precision", "bfloat16", "--set", "precision=float32"],
+        "--precision and --set precision contradict each other: give one of them",
+    ),
     "small images": (
         ["learn", "new", *FISH[2:], "--network", "alexnet5", "--size", "8"],
         "needs images",

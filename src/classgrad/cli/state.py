@@ -116,6 +116,9 @@ def new_learner(options: LearnerOptions) -> "Learner":
     from classgrad.learner.kinds import NETWORK, kind_of
     from classgrad.learner.learner import DEFAULT_TRAINING, Learner
 
+    for name, value in [("size", options.size), ("precision", options.precision)]:
+        if value is not None and options.values.get(name, value) != value:
+            raise UserError(f"--{name} and --set {name} contradict each other: give one of them")
     network = None if options.model else options.network or NETWORK[options.reads]
     inputs = kind_of(network)
     refuse_other_kind(f"network '{network}'" if network else "--model", inputs, options.reads)
