@@ -644,7 +644,11 @@ def test_predictions_that_must_not_change_end_with_code_3(call, learnt):
     assert (code, everything_in(learnt / "state")) == (3, before)
     one_line(err)
     assert "10 of 10 predictions for the reference images change" in err
-    assert call(*task, "--reference", "birds/crow", "--may-change", "1")[0] == 0
+    (learnt / "birds" / "crow" / "notes.txt").write_text("no picture")
+    code, _, err = call(*task, "--reference", "birds/crow", "--may-change", "1")
+    assert (code, "notes.txt" in err, "(--skip-bad)" in err) == (2, True, True)
+    assert everything_in(learnt / "state") == before
+    assert call(*task, "--reference", "birds/crow", "--may-change", "1", "--skip-bad")[0] == 0
 
 
 def test_undo_and_diff(call, learnt):

@@ -226,6 +226,7 @@ def learn(
                 state,
                 checkpoints,
                 fresh=fresh,
+                skip_bad=skip_bad,  # of the reference
                 same_classes=same_classes,
                 require=require,
                 reference=reference,

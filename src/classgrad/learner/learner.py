@@ -365,7 +365,8 @@ class Learner:
             warnings.warn(task.across, LookAlikes, stacklevel=3)
         before = self.state_dict()
         if reference is not None and not isinstance(reference, Tensor):
-            reference = self.kind.read(reference)
+            given = list(reference) if isinstance(reference, list | tuple) else [reference]
+            reference, _ = self.kind.read_all(given, skip_bad)
         answers = self._answers(reference) if reference is not None and self.tasks else []
         samples = list(self.tasks[task.id].samples) if known else []
         log = TrainingLog()
