@@ -268,6 +268,16 @@ def test_what_is_no_card_is_refused_in_one_line(folder, tmp_path, content):
         card.check(folder, tmp_path / "missing.json")
 
 
+def test_the_command_says_that_the_newest_state_is_damaged(folder, call):
+    assert call("card", str(folder))[2] == ""
+    newest = max((folder / FOLDER).glob("0*"))
+    (newest / "tensors.safetensors").write_bytes(b"")
+    code, page, err = call("card", str(folder), "--json")
+    assert (code, [task["name"] for task in json.loads(page)["tasks"]]) == (0, ["first"])
+    assert f"checkpoint '{newest}' is damaged: " in err
+    assert err.endswith("; this is the card of the previous one\n")
+
+
 def test_the_command_prints_both_forms_and_checks(folder, tmp_path, call):
     code, page, _ = call("card", str(folder))
     assert code == 0

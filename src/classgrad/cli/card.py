@@ -1,6 +1,7 @@
 """The command card: what a learner knows, from what, how well and with what, to sign or to file."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,10 @@ def card(
 ) -> None:
     """Print the card of a learner: classes, images, settings, figures, and a digest of all."""
     from classgrad.learner import card as cards
+    from classgrad.learner.info import read
 
+    for warning in read(state).warnings:
+        print(f"{warning}; this is the card of the previous one", file=sys.stderr)
     if check is not None:
         not_covered = cards.check(state, check)
         older = (
