@@ -44,7 +44,7 @@ def right_task(record: RunRecord, way: str) -> float:
 
 def draw(record: RunRecord) -> Figure:
     """Return a matrix for each way to choose a class."""
-    figure = Figure(figsize=(7.6, 4.0), layout="constrained")
+    figure = Figure(figsize=(7.6, 4.1), layout="compressed")
     panels = figure.subplots(1, len(PANELS), sharey=True)
     for axes, (way, title) in zip(panels, PANELS.items(), strict=True):
         matrix = [[value or 0.0 for value in row] for row in record.task_confusion[way]]
