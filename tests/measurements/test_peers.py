@@ -62,7 +62,8 @@ def few_images(monkeypatch):
         ("ewc", 128),  # F of each task
         ("lwf", 64),  # the network as it was before the task
         ("si", 0),
-        ("gpm", 192),  # bases of each task, and a check that hooks see every layer in use
+        # Bases of each task, and checks that hooks see every layer and every use of its weight.
+        ("gpm", 256),
     ],
 )
 def test_our_side_sees_as_many_images_as_the_peers(few_images, monkeypatch, method, more):

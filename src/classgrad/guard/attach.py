@@ -433,7 +433,8 @@ class Guard:
         projector = self.method.projector
         projector.refuse_changed_layers()
         for name, site in projector.sites.items():
-            if site.weight is not self._weights[name]:
+            known = self._weights[name]  # one on another device is refused by the monitor
+            if site.weight is not known and site.weight.device == known.device:
                 raise UserError(
                     f"the weight of layer '{name}' is another parameter than when the guard was "
                     "attached: load weights without assign=True, or detach and attach again"
